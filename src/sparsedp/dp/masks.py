@@ -1,0 +1,155 @@
+"""Which coordinates of a model can be masked, how many stay, and what a mask looks like.
+
+A mask is a bool tensor, True where the coordinate takes part. It has the shape of its weight, or, when whole output
+channels are masked (granularity `filter`), one entry per output channel; it is never expanded for storage. A parameter
+without a mask takes part entirely. Rates are always the fraction that is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsedp.errors import require, wrong
+
+Masks = Mapping[str, Tensor]
+GRANULARITIES = ("weight", "filter")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One maskable weight: its parameter's name and shape, and whether it may be masked by whole output channels."""
+
+    name: str
+    shape: tuple[int, ...]
+    by_filter: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def participating(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that take part, by name, tied ones once. What the user froze is absent."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def maskable_layers(model: nn.Module, granularity: str = "weight", patterns: Sequence[str] | None = None) -> tuple[Layer, ...]:
+    """The weights of convolutions and linear layers that train; `patterns` (shell-style, on parameter names) choose others.
+
+    Under `filter` the last linear layer stays masked by weight: a class whose output is dropped would get no update.
+    """
+    require(granularity in GRANULARITIES, "granularity", granularity, "it must be 'weight' or 'filter'", "choose one of them")
+    trained = participating(model)
+    owners = {id(p): name for name, p in trained.items()}
+    found: dict[str, bool] = {}
+    last_linear = None
+    for module in model.modules():
+        if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+            continue
+        name = owners.get(id(_raw_weight(module)))
+        if name is not None:
+            found[name] = True
+            last_linear = name if isinstance(module, nn.Linear) else last_linear
+    if patterns is not None:
+        found = {n: n in found for n, p in trained.items() if any(fnmatchcase(n, want) for want in patterns)}
+        for n in found:
+            if trained[n].ndim < 1 or trained[n].numel() < 1:
+                raise wrong(
+                    f"maskable parameter {n}", tuple(trained[n].shape), "a mask needs at least one coordinate", "leave it out"
+                )
+    return tuple(
+        Layer(n, tuple(trained[n].shape), granularity == "filter" and known and n != last_linear) for n, known in found.items()
+    )
+
+
+def _raw_weight(module: nn.Module) -> Tensor | None:
+    """The parameter behind a layer's weight, also when it is parametrised by one tensor."""
+    parametrised = getattr(module, "parametrizations", None)
+    if parametrised is not None and "weight" in parametrised:
+        original: Tensor | None = getattr(parametrised["weight"], "original", None)
+        return original
+    weight = module._parameters.get("weight")
+    return weight
+
+
+def dropped_count(n: int, rate: float) -> int:
+    """How many of n coordinates a rate drops: floor(rate * n + 1/2), but never the last one."""
+    require(0.0 <= rate < 1.0, "rate", rate, "a rate is the fraction dropped, in [0, 1)", "0.9 drops nine tenths")
+    return min(math.floor(rate * n + 0.5), max(n - 1, 0))
+
+
+def kept_count(n: int, rate: float) -> int:
+    """How many of n coordinates stay at a drop rate: n - floor(rate * n + 1/2), never fewer than one (of at least one)."""
+    return n - dropped_count(n, rate)
+
+
+def expand(mask: Tensor, shape: Sequence[int]) -> Tensor:
+    """A view of the mask that broadcasts to the weight's shape."""
+    if mask.ndim == len(shape):
+        return mask
+    return mask.reshape(-1, *([1] * (len(shape) - 1)))
+
+
+def restrict(tensors: Mapping[str, Tensor], masks: Masks) -> dict[str, Tensor]:
+    """The tensors with exact zeros (also for NaN) where a mask is False."""
+    return {
+        name: torch.where(expand(masks[name], t.shape), t, torch.zeros((), dtype=t.dtype, device=t.device))
+        if name in masks
+        else t
+        for name, t in tensors.items()
+    }
+
+
+def combine(first: Masks, second: Masks) -> dict[str, Tensor]:
+    """Coordinates in both. Two channel masks stay one; a channel mask meeting a weight mask becomes a weight mask."""
+    both = dict(first)
+    for name, mask in second.items():
+        other = first.get(name)
+        if other is None:
+            both[name] = mask
+        elif other.ndim == mask.ndim:
+            both[name] = other & mask
+        else:
+            wide, narrow = (other, mask) if other.ndim > mask.ndim else (mask, other)
+            both[name] = wide & expand(narrow, wide.shape)
+    return both
+
+
+def keep_top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Tensor:
+    """A mask of exactly `count` entries: the highest scores among the eligible; ties fall to the lowest index, NaN is lowest."""
+    flat = torch.nan_to_num(scores.detach().reshape(-1), nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    places = None if eligible is None else eligible.reshape(-1).nonzero().squeeze(1)
+    ranked = flat if places is None else flat[places]
+    if not 0 <= count <= ranked.numel():
+        raise AssertionError(f"{count} of {ranked.numel()} cannot be kept")
+    chosen = _top(ranked, count)
+    if places is None:
+        return chosen.reshape(scores.shape)
+    mask = torch.zeros(flat.numel(), dtype=torch.bool, device=flat.device)
+    mask[places[chosen]] = True
+    return mask.reshape(scores.shape)
+
+
+def _top(ranked: Tensor, count: int) -> Tensor:
+    if count == 0 or count == ranked.numel():
+        return torch.full(ranked.shape, count > 0, dtype=torch.bool, device=ranked.device)
+    threshold = _kth_largest(ranked, count)
+    chosen = ranked > threshold
+    missing = count - int(chosen.sum())
+    ties = (ranked == threshold).nonzero().squeeze(1)[:missing]
+    chosen[ties] = True
+    return chosen
+
+
+def _kth_largest(ranked: Tensor, count: int) -> Tensor:
+    if ranked.device.type != "cpu":
+        return torch.kthvalue(ranked, ranked.numel() - count + 1).values
+    place = ranked.numel() - count
+    return torch.from_numpy(np.partition(ranked.numpy(), place)[place : place + 1])[0]

@@ -1,0 +1,48 @@
+"""Every error a user can cause is worded here: one sentence that names the thing, its value, the rule and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class UsageError(ValueError):
+    """Something the user gave cannot work. The message is one sentence fit for a screen; it never quotes training data."""
+
+
+class BudgetError(UsageError):
+    """The next step would pass the privacy target."""
+
+
+def wrong(name: str, value: object, rule: str, remedy: str) -> UsageError:
+    """The error for one value that breaks one rule."""
+    return UsageError(f"{name} is {value!r}, but {rule}; {remedy}.")
+
+
+def require(ok: bool, name: str, value: object, rule: str, remedy: str) -> None:
+    """Raise `wrong(...)` unless `ok`."""
+    if not ok:
+        raise wrong(name, value, rule, remedy)
+
+
+def unknown(name: str, value: object, legal: Iterable[str]) -> UsageError:
+    """The error for a word that is not in its list; lists the legal ones."""
+    return UsageError(f"{name} is {value!r}, which is not known; choose one of {', '.join(sorted(legal))}.")
+
+
+def one_of(name: str, value: str, legal: Sequence[str]) -> str:
+    """`value`, if it is one of `legal`."""
+    if value not in legal:
+        raise unknown(name, value, legal)
+    return value
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> UsageError:
+    """The error for an optional dependency that is not installed."""
+    return UsageError(f"{purpose} needs the package {package!r}, which is not installed; pip install 'sparsedp[{extra}]'.")
+
+
+def together(title: str, problems: Sequence[str]) -> UsageError:
+    """One error for several problems found in one pass."""
+    if len(problems) == 1:
+        return UsageError(problems[0])
+    return UsageError(title + "\n" + "\n".join(f"  - {problem}" for problem in problems))
