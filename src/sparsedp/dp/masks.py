@@ -75,8 +75,7 @@ def _raw_weight(module: nn.Module) -> Tensor | None:
     if parametrised is not None and "weight" in parametrised:
         original: Tensor | None = getattr(parametrised["weight"], "original", None)
         return original
-    weight = module._parameters.get("weight")
-    return weight
+    return module._parameters.get("weight")
 
 
 def dropped_count(n: int, rate: float) -> int:
