@@ -1,0 +1,94 @@
+"""From a name to an engine that passed the self-check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from sparsedp.dp.clipping import Engine, Loss, Rows, reference
+from sparsedp.dp.masks import Masks
+from sparsedp.engines.functional import functional
+from sparsedp.engines.plan import Plan
+from sparsedp.engines.self_check import check_engine, check_model
+from sparsedp.errors import UsageError, one_of
+
+NAMES = ("auto", "fast", "functional", "reference")
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """An engine that agreed with the reference on made-up units, and what was learnt on the way. Call it as an engine."""
+
+    name: str
+    engine: Engine
+    plan: Plan
+    notes: tuple[str, ...] = field(default=())
+    """Why faster engines were refused, and what could not be checked."""
+
+    def __call__(self, model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
+        return self.engine(model, loss, rows, masks, clip)
+
+
+def choose_engine(
+    name: str,
+    model: nn.Module,
+    loss: Loss,
+    example_rows: Rows,
+    masks: Masks | None = None,
+    *,
+    clip: float = 1.0,
+    plan: Plan | None = None,
+) -> Chosen:
+    """The engine of that name, checked against the reference on made-up units shaped like `example_rows`.
+
+    `auto` takes the fastest that passes; an engine chosen by name must pass. `example_rows` gives shapes and types (and the highest
+    integer values) only, so it need not be, and should not be, real data. With a recorded `plan` nothing is measured.
+    """
+    one_of("engine", name, NAMES)
+    masks = masks or {}
+    notes = check_model(model, loss, example_rows)
+    if plan is not None and name in ("auto", plan.engine):
+        name = plan.engine
+    for candidate in NAMES[1:] if name == "auto" else (name,):
+        try:
+            engine, own_plan = _BUILDERS[candidate](model, loss, example_rows, masks, plan)
+            if candidate != "reference":
+                check_engine(engine, model, loss, example_rows, masks, clip)
+            return Chosen(candidate, engine, own_plan, tuple(notes))
+        except Exception as error:  # whatever a user's model does under torch.func: refused, reported, and not swallowed
+            if candidate == name:
+                raise _refusal(candidate, error) from error
+            notes.append(f"the engine {candidate!r} was refused: {_reason(error)}")
+    raise AssertionError("the reference engine cannot be refused")
+
+
+def _refusal(name: str, error: Exception) -> UsageError:
+    if isinstance(error, UsageError):
+        return error
+    return UsageError(f"The engine {name!r} cannot serve this model ({_reason(error)}); use the engine 'auto'.")
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _functional(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Plan | None) -> tuple[Engine, Plan]:
+    return functional, Plan(engine="functional")
+
+
+def _reference(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Plan | None) -> tuple[Engine, Plan]:
+    return reference, Plan(engine="reference")
+
+
+def _fast(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Plan | None) -> tuple[Engine, Plan]:
+    raise UsageError("The fast engine is not there yet.")
+
+
+_BUILDERS: dict[str, Callable[[nn.Module, Loss, Rows, Masks, Plan | None], tuple[Engine, Plan]]] = {
+    "fast": _fast,
+    "functional": _functional,
+    "reference": _reference,
+}
