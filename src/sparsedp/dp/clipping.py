@@ -105,9 +105,13 @@ def clip_factor(gradient: dict[str, Tensor], clip: float) -> Tensor:
 
 
 def factor_of(squared_norm: Tensor, clip: float) -> Tensor:
-    """The clip factor that belongs to float64 squared norms, of one unit or of many; zero where they are not finite."""
+    """The clip factor that belongs to float64 squared norms, of one unit or of many; zero where they are not finite.
+
+    Also zero for a norm so large that float32 could hold the factor only as a subnormal number, rounded upwards past `clip`.
+    """
     factor = (clip / squared_norm.sqrt().clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
-    return torch.where(squared_norm.isfinite(), factor, torch.zeros_like(factor))
+    exact_enough = squared_norm.isfinite() & (factor >= torch.finfo(torch.float32).tiny)
+    return torch.where(exact_enough, factor, torch.zeros_like(factor))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
