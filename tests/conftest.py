@@ -1,0 +1,20 @@
+"""Settings of every test: one thread, so that sums are the same to the bit on any machine, and examples that do not vary by run."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import torch
+
+torch.set_num_threads(1)
+for name, examples, derandomize in (("quick", 60, True), ("release", 4000, False)):
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=examples,
+        derandomize=derandomize,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    )
+hypothesis.settings.load_profile(os.environ.get("SPARSEDP_TEST_PROFILE", "quick"))
