@@ -1,0 +1,154 @@
+"""Public weights from a file: safetensors, or a state_dict that torch saved. Nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sparsedp.errors import UsageError, require, together
+from sparsedp.models.head import classifier_name
+from sparsedp.models.layers import WSConv2d
+
+State = dict[str, Tensor]
+NESTED = ("state_dict", "model", "model_state_dict")
+"""Where training scripts put the state_dict inside what they save."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of each tensor, by name. `replaced`: the classifier's, which keep their fresh values."""
+
+    loaded: tuple[str, ...]
+    replaced: tuple[str, ...]
+    reason: str
+    """Why the classifier was replaced; empty if it was not."""
+
+    def __str__(self) -> str:
+        text = f"{len(self.loaded)} tensors loaded"
+        return f"{text}; new: {', '.join(self.replaced)} ({self.reason})" if self.replaced else text
+
+
+def load_weights(model: nn.Module, path: str | Path, classifier: str | None = None) -> LoadReport:
+    """Copy a file's tensors into the model. The classifier is left new when its shape differs or the file has none.
+
+    Every other tensor must be there, with its shape and finite values, and the file may hold nothing else: one error
+    names all that do not. `classifier` is the path of the last layer, found by `classifier_name` if left out.
+    Nothing is changed unless all of it can be.
+    """
+    saved = read_state(path)
+    wanted = model.state_dict() | _pruned(model, saved)
+    head = _head_tensors(model, wanted, classifier)
+    reason = _why_new(head, saved, wanted)
+    replaced = head if reason else set()
+    problems = _mismatches(saved, wanted, replaced)
+    if problems:
+        raise together(f"The weights in {Path(path).name} do not fit the model {type(model).__name__}:", problems)
+    loaded = tuple(name for name in wanted if name in saved and name not in replaced)
+    model.load_state_dict({**wanted, **{name: saved[name] for name in loaded}})
+    return LoadReport(loaded, tuple(sorted(replaced)), reason)
+
+
+def _head_tensors(model: nn.Module, wanted: State, classifier: str | None) -> set[str]:
+    if classifier is None and not any(isinstance(module, nn.Linear) for module in model.modules()):
+        return set()
+    path = classifier_name(model) if classifier is None else classifier
+    return {name for name in wanted if name.startswith(f"{path}.")} if path else set(wanted)
+
+
+def _pruned(model: nn.Module, saved: State) -> State:
+    """Masks in the file that belong to weight-standardised layers which are not pruned yet."""
+    layers = {f"{path}.kept": m for path, m in model.named_modules() if isinstance(m, WSConv2d) and m.kept is None}
+    fitting = {n: (m.weight.shape, m.weight.shape[:1]) for n, m in layers.items()}
+    return {n: saved[n] for n, shapes in fitting.items() if n in saved and saved[n].shape in shapes}
+
+
+def _why_new(head: set[str], saved: State, wanted: State) -> str:
+    """A reason to leave the classifier as it is, or nothing."""
+    if head and head.isdisjoint(saved):
+        return "the file has no classifier"
+    for name in sorted(head & saved.keys()):
+        if saved[name].shape != wanted[name].shape:
+            return f"{name} is {_size(saved[name])} in the file and {_size(wanted[name])} in the model"
+    return ""
+
+
+def _mismatches(saved: State, wanted: State, replaced: set[str]) -> list[str]:
+    problems = []
+    present = {(wanted[name].data_ptr(), wanted[name].shape) for name in wanted.keys() & saved.keys()}
+    for name in sorted(wanted.keys() - saved.keys() - replaced):
+        counter = name.endswith("num_batches_tracked")  # old files lack it and nothing here reads it
+        tied = (wanted[name].data_ptr(), wanted[name].shape) in present
+        if not counter and not tied:
+            problems.append(f"{name} is missing from the file")
+    problems += [f"{name} is in the file, but not in the model" for name in sorted(saved.keys() - wanted.keys())]
+    for name in sorted((saved.keys() & wanted.keys()) - replaced):
+        if saved[name].shape != wanted[name].shape:
+            problems.append(f"{name} is {_size(saved[name])} in the file and {_size(wanted[name])} in the model")
+        elif saved[name].is_floating_point() != wanted[name].is_floating_point():
+            problems.append(f"{name} is {saved[name].dtype} in the file and {wanted[name].dtype} in the model")
+        elif not bool(saved[name].isfinite().all()):
+            problems.append(f"{name} has values in the file that are not finite")
+    return problems
+
+
+def _size(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "a scalar"
+
+
+def read_state(path: str | Path) -> State:
+    """The tensors of a safetensors file or of a state_dict that torch saved, by name, on the CPU.
+
+    Which of the two it is, its first bytes say. A state_dict may lie under `state_dict` or `model`, and its names may all
+    begin with `module.`, as DataParallel leaves them.
+    """
+    path = Path(path)
+    require(path.is_file(), "weights", str(path), "there is no such file", "give a safetensors or state_dict file")
+    if zipfile.is_zipfile(path) or _starts_as_pickle(path):
+        state = _state_of(_torch_load(path), path)
+    else:
+        try:
+            state = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UsageError(
+                f"weights is {str(path)!r}, which is neither a whole safetensors file nor a state_dict saved by torch ({error}); "
+                "fetch it again."
+            ) from error
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state
+
+
+def _starts_as_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80" and file.read(1) in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
+def _torch_load(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, OSError) as error:
+        raise UsageError(
+            f"weights is {str(path)!r}, but it is damaged or holds more than tensors, and nothing in a file is executed; save the "
+            "model's state_dict(), or better a safetensors file."
+        ) from error
+
+
+def _state_of(content: object, path: Path) -> State:
+    if isinstance(content, Mapping):
+        for key in NESTED:
+            if isinstance(content.get(key), Mapping):
+                content = content[key]
+                break
+    if not isinstance(content, Mapping) or not content or not all(isinstance(t, Tensor) for t in content.values()):
+        raise UsageError(
+            f"weights is {str(path)!r}, but it does not hold one tensor per name; save the model's state_dict() or a safetensors file."
+        )
+    return {str(name): tensor for name, tensor in content.items()}
