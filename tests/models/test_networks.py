@@ -30,9 +30,7 @@ def maskable(model: nn.Module) -> int:
     return sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("wrn_16_4", 2_753_818), ("wrn_28_10", 36_500_378), ("wrn_40_4", 8_961_306)]
-)
+@pytest.mark.parametrize(("name", "parameters"), [("wrn_16_4", 2_753_818), ("wrn_28_10", 36_500_378), ("wrn_40_4", 8_961_306)])
 def test_wrn_parameter_counts(name: str, parameters: int):
     assert size(made(name)) == parameters
 

@@ -42,8 +42,11 @@ def save_safetensors(model: nn.Module, path: str | Path, metadata: Mapping[str, 
 
     Tied weights are written once for each name, so that loading needs no knowledge of the ties.
     """
+    facts = dict(metadata or {})
+    texts = all(isinstance(part, str) for pair in facts.items() for part in pair)
+    require(texts, "metadata", facts, "a safetensors file takes text only", "make it with describe")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    write_bytes(Path(path), _with_metadata(save(tensors), dict(metadata or {})))
+    write_bytes(Path(path), _with_metadata(save(tensors), facts))
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:

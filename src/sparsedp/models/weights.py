@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,8 +133,10 @@ def _starts_as_pickle(path: Path) -> bool:
 
 def _torch_load(path: Path) -> object:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, OSError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols; what cannot be read is an error here
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
         raise UsageError(
             f"weights is {str(path)!r}, but it is damaged or holds more than tensors, and nothing in a file is executed; save the "
             "model's state_dict(), or better a safetensors file."
