@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sparsedp.dp import clipping
 from sparsedp.dp.clipping import Engine, Loss, Rows
+from sparsedp.dp.ledger import gaussian_event
 from sparsedp.dp.masks import Layer, Masks, participating
 from sparsedp.dp.noise import add_noise, grid_for
 from sparsedp.dp.randomness import Key
@@ -50,10 +51,10 @@ class Settings:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What one step spends: a Poisson-sampled Gaussian, or, for q = 1, a plain one."""
-        gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        q = self.sampling_rate
-        return gaussian if q == 1 else dp_accounting.PoissonSampledDpEvent(q, gaussian)
+        """What one step spends."""
+        if self.noise_multiplier == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return gaussian_event(self.sampling_rate, self.noise_multiplier)
 
 
 @dataclass(frozen=True)

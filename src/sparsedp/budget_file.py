@@ -1,0 +1,96 @@
+"""What all runs on one data set have spent together: one file per data set, kept by the operator, outside every run.
+
+Two runs on the same images cost more than either says. Each run is entered before its first step with what it is going
+to spend, and corrected when it ends. The file is found by a checksum of the data, so a copy or another name changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import pooch
+
+from sparsedp import disk
+from sparsedp.dp.accounting import epsilon
+from sparsedp.dp.ledger import Ledger
+from sparsedp.planning import Budget
+
+STALE = 60.0  # seconds after which a lock is taken to be left over from a run that died
+
+
+class Notes(Protocol):
+    def note(self, text: str) -> None: ...
+
+
+def home() -> Path:
+    """Where budget files are: SPARSEDP_HOME, or the user's data folder."""
+    return Path(os.environ.get("SPARSEDP_HOME") or pooch.os_cache("sparsedp")) / "budgets"
+
+
+class BudgetFile:
+    """One run's entry in its data set's file; used as a context around the run."""
+
+    def __init__(self, path: Path, data: str, run: str, plan: Budget, delta: float, notes: Notes) -> None:
+        self.path, self._data, self._run, self._plan, self._delta, self._notes = path, data, run, plan, delta, notes
+
+    def __enter__(self) -> BudgetFile:
+        self.spent(self._plan.at_end, finished=False)
+        others = [r for name, r in self.runs().items() if name != self._run]
+        if others:
+            self._notes.note(
+                f"{len(others)} other runs have used {self._data}: together with this one they spend epsilon "
+                f"{self.total():.3f} at delta {self._delta:g} (see {self.path})."
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """A run that did not end stays entered with all that it may still spend."""
+
+    def runs(self) -> dict[str, Any]:
+        """All entries by run folder."""
+        if not self.path.exists():
+            return {}
+        return dict(disk.read_json(self.path, "the data set's budget file")["runs"])
+
+    def spent(self, ledger: Ledger, finished: bool = True) -> None:
+        """Enter, or correct, what this run spends."""
+        disk.make_folder(self.path.parent, 0o700)
+        with _locked(self.path):
+            runs = self.runs()
+            runs[self._run] = {"finished": finished, "ledger": ledger.to_json()}
+            disk.write_json(self.path, {"data": self._data, "runs": runs}, mode=0o600)
+
+    def total(self) -> float:
+        """Epsilon of everything that was done with this data set, composed jointly."""
+        everything = Ledger()
+        for entry in self.runs().values():
+            for part in Ledger.from_json(entry["ledger"]).entries:
+                everything = everything.append(part.what, part.event, part.count)
+        return epsilon(everything, self._delta).epsilon
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time, by a file that only one process can make."""
+    lock = path.with_suffix(".lock")
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            break
+        except FileExistsError:
+            try:
+                if time.time() - lock.stat().st_mtime > STALE:
+                    lock.unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)

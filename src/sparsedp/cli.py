@@ -1,0 +1,202 @@
+"""The command line: few verbs, each a dataclass whose fields are its options. Nothing heavy is imported on the way to --help."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from sparsedp.config import Run
+from sparsedp.errors import UsageError, unknown
+from sparsedp.recipes import RECIPES, recipe
+
+SAID, STOPPED = 2, 143  # exit codes: an error that was explained, and a run that was asked to stop and can be resumed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train as a recipe says, with overrides; writes a run folder with a part that may be published and one that may not."""
+
+    run_dir: Path | None = None
+    """Where the run goes; the folder of an unfinished run takes it up again. Left out: runs/RECIPE-1, -2, .."""
+    dry_run: bool = False
+    """Say what would be done and what it would cost, and stop before any data is used."""
+    json: bool = False
+    """Print the result as JSON."""
+    run: Annotated[Run, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Evaluate a finished run again, on its evaluation data."""
+
+    run: tyro.conf.Positional[Path]
+    average: bool = False
+    """The moving average instead of the last iterate."""
+    dir: str | None = None
+    """Where the data are now, if they were moved."""
+    json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Classify image files with a finished run's model."""
+
+    run: tyro.conf.Positional[Path]
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    average: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What private training costs: of batch size, noise multiplier, steps and epsilon, the one left out is solved for."""
+
+    num_examples: int
+    batch_size: int | None = None
+    noise_multiplier: float | None = None
+    steps: int | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    accountant: Literal["pld", "rdp", "paper"] = "pld"
+    neighbouring: Literal["add-remove", "replace-one"] = "add-remove"
+    prune_noise_multiplier: float | None = None
+    """Noise multiplier of a DP-SNIP release over the whole data set before training."""
+    plot: Path | None = None
+    """Draw epsilon against steps into this file."""
+    json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """Pre-prune a recipe's model, print what is left of each layer, and save the mask."""
+
+    criterion: Literal["random", "synflow", "dp-snip", "snip-not-private"] | None = None
+    """Left out: the recipe's."""
+    rate: float | None = None
+    """The fraction dropped. Left out: the recipe's."""
+    out: Path = Path("mask.safetensors")
+    plot: Path | None = None
+    """Draw the densities into this file."""
+    json: bool = False
+    run: Annotated[Run, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explain:
+    """Say which engine serves which layer of a recipe's model, by which method, and what it costs."""
+
+    json: bool = False
+    run: Annotated[Run, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Why is accuracy low? Looks at the private data of a run: its answers are for the operator and are not private."""
+
+    run: tyro.conf.Positional[Path]
+    dir: str | None = None
+    examples: int = 256
+    json: bool = False
+
+
+VERBS: dict[str, type] = {
+    "train": Train, "evaluate": Evaluate, "predict": Predict, "account": Account, "prune": Prune, "explain": Explain, "doctor": Doctor,
+}  # fmt: skip
+TAKES_RECIPE = ("train", "prune", "explain")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code. Errors that are the user's are one sentence on standard error."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            sys.stdout.write(overview())
+            return 0 if args else SAID
+        if args[0] in ("--version", "version"):
+            sys.stdout.write(f"{_version()}\n")
+            return 0
+        if args[0] not in VERBS:
+            raise unknown("the command", args[0], VERBS)
+        return _dispatch(args[0], args[1:])
+    except UsageError as error:
+        sys.stderr.write(f"sparsedp: {error}\n")
+        return SAID
+    except KeyboardInterrupt:
+        sys.stderr.write("sparsedp: interrupted; a run that was training goes on from its last checkpoint.\n")
+        return 130
+
+
+def overview() -> str:
+    """The help of the whole program."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:{width}}  {(kind.__doc__ or '').splitlines()[0]}" for name, kind in VERBS.items())
+    recipes = "\n".join(f"  {name:{max(map(len, RECIPES))}}  {(make.__doc__ or '').splitlines()[0]}" for name, make in RECIPES.items())
+    return (
+        "sparsedp: train image classifiers under differential privacy, sparsely\n\n"
+        f"usage: sparsedp COMMAND ...   ({', '.join(TAKES_RECIPE)} take a RECIPE first)\n\n"
+        f"commands (sparsedp COMMAND --help for the options of each)\n{verbs}\n\nrecipes\n{recipes}\n"
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"sparsedp {version('sparsedp')}"
+
+
+def _dispatch(verb: str, args: list[str]) -> int:
+    kind = VERBS[verb]
+    if verb not in TAKES_RECIPE:
+        return _do(verb, _parse(kind, args, f"sparsedp {verb}"))
+    if not args or args[0].startswith("-"):
+        if args and args[0] in ("-h", "--help"):
+            sys.stdout.write(f"{kind.__doc__}\n\nusage: sparsedp {verb} RECIPE [OPTIONS]\nrecipes: {', '.join(RECIPES)}\n"
+                             f"sparsedp {verb} RECIPE --help lists the options with the recipe's values.\n")  # fmt: skip
+            return 0
+        raise UsageError(f"{verb} needs a recipe first; choose one of {', '.join(RECIPES)}.")
+    return _do(verb, _parse(kind, args[1:], f"sparsedp {verb} {args[0]}", kind(run=recipe(args[0]))), args[0])
+
+
+def _parse(kind: type, args: list[str], prog: str, default: Any = None) -> Any:
+    try:
+        return tyro.cli(kind, args=args, prog=prog, **({} if default is None else {"default": default}))
+    except UsageError:
+        raise
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise SystemExit(SAID) from None
+
+
+def _do(verb: str, options: Any, name: str = "") -> int:
+    from sparsedp import verbs
+
+    return _train(options, name) if verb == "train" else int(getattr(verbs, verb)(options))
+
+
+def _train(options: Train, name: str) -> int:
+    from sparsedp import verbs
+
+    if options.dry_run:
+        return verbs.dry_run(options)
+    asked_to_stop: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked_to_stop.append(number))
+    try:
+        return verbs.train(options, name, stop=lambda: bool(asked_to_stop))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def print_json(value: Any) -> None:
+    """A result for a program to read."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+Stop = Callable[[], bool]

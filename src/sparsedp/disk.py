@@ -1,0 +1,99 @@
+"""Files that are whole or absent: written beside their place, flushed to the disk, and moved there in one step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sparsedp.errors import UsageError
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace the file's content at once. After a failure or a crash the old content is still there."""
+    try:
+        _replace(path, content, mode)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode(), mode)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """`write_bytes` of readable JSON; a NaN or an infinity is written as null, which JSON can say."""
+    write_text(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n", mode)
+
+
+def append_line(path: Path, value: Any) -> None:
+    """One more line of JSON at the end of the file."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The value in a JSON file; `what` names it in errors."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{what} is missing: there is no {path}; check the path.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what} cannot be read from {path} ({type(error).__name__}); restore the file.") from error
+
+
+def make_folder(path: Path, mode: int = 0o755) -> Path:
+    """The folder, made if it was not there."""
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "not writable")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return path
+
+
+def cannot_write(path: Path, error: OSError) -> UsageError:
+    """The error for a path that cannot be written; the last whole version of the file is still there."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return UsageError(f"{path} cannot be written ({reason}); free space or choose another folder, nothing that was saved is lost.")
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def _flush_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not (abs(value) < float("inf")):
+        return None
+    return value

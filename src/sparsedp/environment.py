@@ -1,0 +1,42 @@
+"""The machine that a run is on: which device, which versions, and what must be equal for a step to repeat to the bit."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from sparsedp.errors import UsageError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device is {name!r}, but this machine has no such device ({str(error).splitlines()[0]}); use auto.") from error
+    return device
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes, for the summary and the statement."""
+    names = ("sparsedp", "torch", "numpy", "dp-accounting", "safetensors")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def fingerprint(device: torch.device) -> dict[str, Any]:
+    """What a step's bits depend on beside its inputs. A step replayed where this differs takes fresh noise and is charged."""
+    return {
+        "torch": torch.__version__,
+        "numpy": metadata.version("numpy"),
+        "sparsedp": metadata.version("sparsedp"),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }

@@ -1,0 +1,138 @@
+"""Keeps an optimiser honest: dropped coordinates and their state stay where they are, and only private gradients are applied.
+
+Works through torch.optim's public step hooks; the optimiser, the model and their methods are not replaced or rebound.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.dp.masks import Masks, expand, participating
+from sparsedp.errors import UsageError
+
+
+class Guard:
+    """Watches one optimiser. `arm` hands it a private gradient; the optimiser's next step applies it, exactly once checked."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        _check_kind(optimizer)
+        _check_parameters(model, optimizer)
+        self._model = model
+        self._masks: Masks = {}
+        self._given: dict[str, tuple[Tensor, int]] = {}
+        self._saved: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
+        self._initial: dict[int, dict[str, Any]] = {}
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def detach(self) -> None:
+        """Let the optimiser go; it is an ordinary one again."""
+        for handle in self._handles:
+            handle.remove()
+
+    def arm(self, gradient: Mapping[str, Tensor], masks: Masks) -> None:
+        """Put the private gradient where the optimiser reads it, and remember what it must not move."""
+        self._masks = masks
+        for name, p in participating(self._model).items():
+            p.grad = gradient[name].to(dtype=p.dtype, device=p.device)
+            self._given[name] = (p.grad, p.grad._version)
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(callable(a) for a in (*args[1:], *kwargs.values())):
+            raise UsageError(
+                "optimizer.step was given a closure, but a closure evaluates the loss outside the private step; call step() without one."
+            )
+        trained = participating(self._model)
+        if self._given.keys() != trained.keys():
+            raise UsageError(
+                "optimizer.step was called before a private gradient was computed, so it would apply one that is not private; "
+                "call private.backward(batch) first, once for every optimizer.step()."
+            )
+        for name, p in trained.items():
+            given, version = self._given[name]
+            if p.grad is not given or p.grad._version != version:
+                raise UsageError(
+                    f"the gradient of {name} was changed after private.backward, so it may not be private any more; "
+                    "leave .grad alone between private.backward(batch) and optimizer.step()."
+                )
+        self._saved = {
+            name: (trained[name].detach().clone(), _elementwise_state(optimizer, trained[name], clone=True))
+            for name, mask in self._masks.items()
+            if name in trained and not bool(mask.all())
+        }
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        trained = participating(self._model)
+        with torch.no_grad():
+            for name, (value, state) in self._saved.items():
+                p = trained[name]
+                keep = expand(self._masks[name], p.shape).to(p.device)
+                p.copy_(torch.where(keep, p, value))
+                for entry, tensor in _elementwise_state(optimizer, p).items():
+                    before = state.get(entry)
+                    if before is None:
+                        before = torch.full_like(tensor, self._first_value(optimizer, p, entry))
+                    tensor.copy_(torch.where(keep, tensor, before))
+        self._saved, self._given = {}, {}
+
+    def _first_value(self, optimizer: torch.optim.Optimizer, p: nn.Parameter, entry: str) -> float:
+        """What a state entry starts from, before it has seen anything: read off the same optimiser on a zero that got a zero."""
+        place = next(i for i, group in enumerate(optimizer.param_groups) if any(q is p for q in group["params"]))
+        if place not in self._initial:
+            probe = nn.Parameter(torch.zeros(2, dtype=p.dtype, device=p.device))
+            probe.grad = torch.zeros_like(probe)
+            options = {k: v for k, v in optimizer.param_groups[place].items() if k not in ("params", "initial_lr", "param_names")}
+            fresh = type(optimizer)([probe], **{k: v for k, v in options.items() if k in _arguments(type(optimizer))})
+            fresh.step()
+            self._initial[place] = {k: float(v[0]) for k, v in _elementwise_state(fresh, probe).items()}
+        return float(self._initial[place].get(entry, 0.0))
+
+
+def _arguments(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters)
+
+
+def _elementwise_state(optimizer: torch.optim.Optimizer, p: nn.Parameter, clone: bool = False) -> dict[str, Tensor]:
+    state = optimizer.state.get(p, {})
+    return {
+        k: (v.detach().clone() if clone else v) for k, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape and v.ndim
+    }
+
+
+def _check_kind(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}, but only torch.optim optimisers have the hooks that keep dropped "
+            "coordinates still; use one of them or a subclass."
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"optimizer is {type(optimizer).__name__}, which evaluates the loss by itself through a closure, outside the "
+            "private step; use one that does not, such as SGD or Adam."
+        )
+
+
+def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    trained = participating(model)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in trained.items() if id(p) not in held]
+    known = {id(p) for p in model.parameters()}
+    strangers = sum(1 for one in held if one not in known)
+    if missing:
+        raise UsageError(
+            f"the optimiser lacks {len(missing)} trained parameters, {', '.join(missing[:5])} first, but every parameter with requires_grad "
+            "is part of the private gradient; add them to the optimiser or freeze them with requires_grad_(False)."
+        )
+    if strangers:
+        raise UsageError(
+            f"the optimiser holds {strangers} parameters that are not the model's, but only the model's gradients are private; "
+            "build the optimiser from model.parameters()."
+        )

@@ -1,0 +1,147 @@
+"""What a run leaves in `public/`: weights, summary, metrics, model card, and whatever export was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from sparsedp import disk
+from sparsedp.dp.accounting import Spent, epsilon
+from sparsedp.dp.ledger import Ledger
+from sparsedp.environment import versions
+from sparsedp.evaluation import Metrics
+from sparsedp.models.export import describe, export_onnx, export_torch, save_safetensors
+
+if TYPE_CHECKING:
+    from sparsedp.private import Private
+    from sparsedp.pruning import Pruned
+    from sparsedp.state import Learner
+    from sparsedp.training import Setting
+
+
+def write(
+    setting: Setting, learner: Learner, ledger: Ledger, results: Mapping[str, Metrics], seconds: float, pruned: Pruned | None
+) -> dict[str, Any]:
+    """Everything that a finished run publishes. The summary comes last: a run is finished when it is there."""
+    m = setting.run.mechanism
+    spent = epsilon(ledger, m.delta, m.accountant, m.neighbouring)
+    facts = describe(setting.run.model.name, setting.dataset.classes, setting.dataset.train.shape, vars(setting.dataset.normalisation))
+    public = setting.folder.public
+    save_safetensors(learner.model, public / "model.safetensors", facts)
+    if learner.average is not None:
+        save_safetensors(learner.average.module, public / "average.safetensors", facts)
+    summary = summarise(setting, spent, results, seconds)
+    disk.write_text(public / "model_card.md", model_card(setting, summary))
+    _export(setting, learner.model)
+    disk.write_json(public / "summary.json", summary)
+    return summary
+
+
+def summarise(setting: Setting, spent: Spent, results: Mapping[str, Metrics], seconds: float) -> dict[str, Any]:
+    """The contents of summary.json."""
+    m, plan = setting.run.mechanism, setting.plan
+    last, average = results.get("last"), results.get("average")
+    return {
+        "accuracy": None if last is None else last.accuracy,
+        "accuracy_average": None if average is None else average.accuracy,
+        "epsilon": spent.epsilon,
+        "delta": spent.delta,
+        "accountant": spent.accountant,
+        "neighbouring": spent.neighbouring,
+        "private": m.private and not setting.key.given,
+        "stamp": stamp(setting),
+        "steps": plan.steps,
+        "batch_size": plan.batch_size,
+        "num_units": plan.num_units,
+        "noise_multiplier": plan.noise_multiplier,
+        "seconds": round(seconds, 2),
+        "throughput": round(plan.steps * plan.batch_size / max(seconds, 1e-9), 2),
+        "metrics": {name: result.to_json() for name, result in results.items()},
+        "versions": versions(),
+    }
+
+
+def stamp(setting: Setting) -> str:
+    """In a few words, what the epsilon of this run is worth."""
+    if not setting.run.mechanism.private:
+        return "not private: no clipping and no noise"
+    if setting.run.sparsity.prune == "snip-not-private":
+        return "not private: pruned by SNIP without noise"
+    if setting.key.given:
+        return "not private: the key was chosen by the user, so the noise can be computed again"
+    return "differentially private"
+
+
+def add_metrics(setting: Setting, private: Private, results: Mapping[str, Metrics]) -> None:
+    """One line of public/metrics.jsonl: evaluation data only, and what is spent by now."""
+    m = setting.run.mechanism
+    line = {
+        "step": private.taken,
+        "epsilon": private.spent(m.delta, m.accountant, m.neighbouring).epsilon,
+        **{name: result.to_json() for name, result in results.items()},
+    }
+    disk.append_line(setting.folder.public / "metrics.jsonl", line)
+    if setting.run.runtime.tensorboard:
+        _tensorboard(setting, line)
+
+
+def _tensorboard(setting: Setting, line: Mapping[str, Any]) -> None:
+    from sparsedp.errors import missing_extra
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise missing_extra("tensorboard", "tensorboard", "runtime.tensorboard") from error
+    with SummaryWriter(str(setting.folder.public / "tensorboard")) as writer:
+        writer.add_scalar("epsilon", line["epsilon"], line["step"])
+        for name in ("last", "average"):
+            for entry in ("accuracy", "loss", "balanced_accuracy", "auroc", "calibration_error"):
+                value = line.get(name, {}).get(entry)
+                if value is not None:
+                    writer.add_scalar(f"{name}/{entry}", value, line["step"])
+
+
+def _export(setting: Setting, model: nn.Module) -> None:
+    shape = setting.spec.out_shape(setting.dataset.train.shape)
+    for kind in setting.run.runtime.export:
+        if kind == "onnx":
+            export_onnx(model, shape, setting.folder.public / "model.onnx")
+        else:
+            export_torch(model, shape, setting.folder.public / "model.pt2")
+
+
+def model_card(setting: Setting, summary: Mapping[str, Any]) -> str:
+    """A page about the model for whoever receives it."""
+    run, dataset = setting.run, setting.dataset
+    lines = [
+        f"# {run.model.name} trained on {dataset.name}",
+        "",
+        f"- Privacy: {summary['stamp']}; epsilon {number(summary['epsilon'])} at delta {summary['delta']:g} ({summary['accountant']}, "
+        f"{summary['neighbouring']}); see privacy.md.",
+        f"- Input: {' x '.join(map(str, setting.spec.out_shape(dataset.train.shape)))}, normalised by mean "
+        f"{list(dataset.normalisation.mean)} and standard deviation {list(dataset.normalisation.std)} on the scale from 0 to 1.",
+        f"- Classes: {len(dataset.classes)} ({', '.join(dataset.classes[:20])}{', ..' if len(dataset.classes) > 20 else ''}).",
+        f"- Training: {summary['steps']} steps of an expected {summary['batch_size']} of {summary['num_units']} units, "
+        f"{run.optim.name}, learning rate {run.optim.lr:g}, {run.data.views} views ({run.data.augment}).",
+        f"- Sparsity: pre-pruning {run.sparsity.prune} at rate {run.sparsity.prune_rate:g}, dropping {run.sparsity.drop} at rate "
+        f"{run.sparsity.drop_rate:g}, by {run.sparsity.granularity}.",
+        f"- Started from: {run.model.weights or 'random weights'}; trained: {run.model.train}.",
+        "",
+        "Privacy costs small classes most. Recall by class on the evaluation data:",
+        "",
+    ]
+    recall = (summary["metrics"].get("last") or {}).get("recall")
+    if recall is None:
+        return "\n".join([*lines[:-2], "No evaluation data were declared.", ""])
+    rows = [f"| {name} | {number(value)} |" for name, value in zip(dataset.classes, recall, strict=True)]
+    return "\n".join([*lines, "| class | recall |", "|---|---|", *rows, "", f"Written {time.strftime('%Y-%m-%d', time.gmtime())}.", ""])
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a word where there is no number."""
+    if value is None:
+        return "none"
+    return "infinite" if value == float("inf") else f"{value:.4g}"

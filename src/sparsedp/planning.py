@@ -1,0 +1,117 @@
+"""From a run's settings to its numbers, before any data is touched: noise, steps, and the ledger at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dp_accounting import DpEvent, NonPrivateDpEvent
+
+from sparsedp.config import Mechanism, Run, Sparsity
+from sparsedp.dp.accounting import Spent, epsilon
+from sparsedp.dp.calibration import calibrate_noise, calibrate_snip, calibrate_steps
+from sparsedp.dp.ledger import Ledger, free_event, gaussian_event, snip_event
+from sparsedp.errors import BudgetError, require
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The numbers of a run: its noise, its length, and what will be in the ledger when it ends."""
+
+    num_units: int
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    snip_noise_multiplier: float | None
+    at_end: Ledger
+    spent: Spent
+    target: float | None
+
+    @property
+    def sampling_rate(self) -> float:
+        return self.batch_size / self.num_units
+
+
+FREE = {
+    "random": "random pre-pruning reads no data",
+    "synflow": "SynFlow reads no data",
+    "file": "a mask from a file",
+}
+
+
+def budget(run: Run, num_units: int, before: Ledger | None = None) -> Budget:
+    """Solve for whichever of epsilon, noise multiplier and steps was left out; refuse what would pass the target.
+
+    `before` is what was spent already, when that is not the run's own pre-pruning.
+    """
+    m, s = run.mechanism, run.sparsity
+    require(m.batch_size <= num_units, "batch_size", m.batch_size, f"there are {num_units} privacy units", "lower it")
+    if not m.private:
+        steps = m.steps or 0
+        at_end = Ledger().append("train", NonPrivateDpEvent(), max(steps, 1))
+        return Budget(num_units, m.batch_size, steps, 0.0, None, at_end, epsilon(at_end, m.delta), None)
+    snip_sigma = _snip_noise(m, s, num_units)
+    before = before or _before_training(s, num_units, snip_sigma)
+    sigma, steps = _solve(m, m.batch_size / num_units, before)
+    at_end = _then(before, m.batch_size / num_units, sigma, steps)
+    spent = epsilon(at_end, m.delta, m.accountant, m.neighbouring)
+    if m.epsilon is not None and spent.epsilon > m.epsilon:
+        raise BudgetError(
+            f"epsilon {m.epsilon} would be passed: {steps} steps at noise multiplier {sigma:g} spend {spent.epsilon:.4f}; "
+            "leave out one of epsilon, noise_multiplier and steps to have it solved for."
+        )
+    return Budget(num_units, m.batch_size, steps, sigma, snip_sigma, at_end, spent, m.epsilon)
+
+
+def _solve(m: Mechanism, rate: float, before: Ledger) -> tuple[float, int]:
+    options = (m.delta, m.accountant, m.neighbouring)
+    if m.noise_multiplier is None:
+        assert m.epsilon is not None and m.steps is not None
+        steps = m.steps
+        return calibrate_noise(lambda sigma: _then(before, rate, sigma, steps), m.epsilon, *options).value, steps
+    sigma = m.noise_multiplier
+    if m.steps is None:
+        assert m.epsilon is not None
+        return sigma, int(calibrate_steps(lambda steps: _then(before, rate, sigma, steps), m.epsilon, *options).value)
+    return sigma, m.steps
+
+
+def _then(before: Ledger, rate: float, sigma: float, steps: int) -> Ledger:
+    return before.append("train", gaussian_event(rate, sigma), steps)
+
+
+def _snip_noise(m: Mechanism, s: Sparsity, num_units: int) -> float | None:
+    if s.prune != "dp-snip" or s.mask_file is not None:
+        return None
+    if s.snip_noise_multiplier is not None:
+        return s.snip_noise_multiplier
+    require(
+        s.snip_share is None or m.epsilon is not None, "snip_share", s.snip_share, "a share needs a total", "give epsilon, or snip_epsilon instead"
+    )
+    return calibrate_snip(
+        m.delta, own=s.snip_epsilon, total=m.epsilon, share=s.snip_share, rate=snip_batch(s, num_units) / num_units,
+        accountant=m.accountant, neighbouring=m.neighbouring,
+    ).value  # fmt: skip
+
+
+def snip_batch(s: Sparsity, num_units: int) -> int:
+    """How many units DP-SNIP's release expects: all of them, unless a batch was asked for."""
+    return s.snip_batch_size or num_units
+
+
+def pruning_event(s: Sparsity, num_units: int, snip_sigma: float | None) -> tuple[str, DpEvent] | None:
+    """What pre-pruning will write in the ledger; None if there is none."""
+    if s.mask_file is not None:
+        return FREE["file"], free_event(FREE["file"])
+    if s.prune == "dp-snip":
+        assert snip_sigma is not None
+        return "dp-snip", snip_event(snip_sigma, snip_batch(s, num_units) / num_units)
+    if s.prune == "snip-not-private":
+        return "SNIP, not private", NonPrivateDpEvent()
+    if s.prune == "none":
+        return None
+    return FREE[s.prune], free_event(FREE[s.prune])
+
+
+def _before_training(s: Sparsity, num_units: int, snip_sigma: float | None) -> Ledger:
+    event = pruning_event(s, num_units, snip_sigma)
+    return Ledger() if event is None else Ledger().append(*event)

@@ -1,0 +1,248 @@
+"""Private training around a loop of one's own: the model, the optimiser and the scheduler stay what they are.
+
+    private = sparsedp.attach(model, optimizer, loss, num_examples=50_000, batch_size=1024, epsilon=3.0, steps=1000)
+    for batch in private.batches(data):
+        private.backward(batch)
+        optimizer.step()
+    print(private.spent())
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting
+import torch
+from torch import Tensor, nn
+
+from sparsedp import keys
+from sparsedp.config import Mechanism, Run
+from sparsedp.dp import accounting, mechanism
+from sparsedp.dp.accounting import Spent
+from sparsedp.dp.clipping import Engine, Loss, Rows
+from sparsedp.dp.ledger import Ledger
+from sparsedp.dp.masks import Masks, maskable_layers
+from sparsedp.dp.mechanism import Settings
+from sparsedp.dp.randomness import Key, raw
+from sparsedp.dp.selection import Criterion
+from sparsedp.engines import Plan, choose_engine
+from sparsedp.errors import BudgetError, UsageError, require
+from sparsedp.models.preparation import check_model
+from sparsedp.optimisers import Guard
+from sparsedp.planning import budget
+from sparsedp.sources import Collate, Source, as_source, parts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch:
+    """Step `step` on `source`, not read yet. Its members are private, and so is their number."""
+
+    source: Source
+    step: int
+
+
+class Private:
+    """The private side of one training run: it knows the settings, counts the steps and keeps the ledger.
+
+    Made by `attach` (for a loop of one's own) or by `sparsedp.train`. `on_spend` is called with the ledger before each
+    step reads anything; `on_plan` with the engine's plan before the first step that it serves.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        settings: Settings,
+        *,
+        steps: int | None,
+        key: Key,
+        ledger: Ledger | None = None,
+        engine: str | Engine = "auto",
+        micro_batch: int | None = None,
+        on_spend: Callable[[Ledger], None] = lambda ledger: None,
+        on_plan: Callable[[int, Plan], None] = lambda step, plan: None,
+    ) -> None:
+        check_model(model)
+        self.model, self.loss, self.settings, self.steps, self.key = model, loss, settings, steps, key
+        self.ledger = ledger or Ledger()
+        self.taken = 0
+        self.plans: dict[int, Plan] = {}
+        self._charged = 0
+        self._engine_asked, self._micro_batch = engine, micro_batch
+        self._engine: Engine | None = None
+        self._on_spend, self._on_plan = on_spend, on_plan
+        self._guard = Guard(model, optimizer)
+
+    def batches(self, data: Any, units: Tensor | None = None, collate: Collate | None = None) -> Iterator[Batch]:
+        """Poisson-sampled batches until the steps are taken. `data`: two tensors or a map-style data set; `units` numbers each
+        row's privacy unit, one row each by default."""
+        source = as_source(data, units, collate)
+        require(
+            source.num_units == self.settings.num_units, "the data's number of privacy units", source.num_units,
+            f"num_examples says {self.settings.num_units}", "state the number that is there",
+        )  # fmt: skip
+        while self.steps is None or self.taken < self.steps:
+            taken = self.taken
+            yield Batch(source, taken)
+            if self.taken != taken + 1:
+                raise UsageError(
+                    f"private.backward was called {self.taken - taken} times for one batch, but every batch is used exactly once; "
+                    "call private.backward(batch) once in the loop."
+                )
+
+    def backward(self, batch: Batch) -> None:
+        """Put the private gradient of a batch into `.grad`. The cost is in the ledger before anything is read."""
+        require(batch.step == self.taken, "the batch's step", batch.step, f"the next step is {self.taken}", "use each batch once, in order")
+        engine = self.prepare(batch.source)
+        while True:
+            try:
+                result = mechanism.private_step(
+                    self.settings, self.model, self.loss,
+                    lambda units: parts(batch.source, units, batch.step, self.micro_batch),
+                    seeded(engine, self.key, batch.step), self.key, batch.step, self._record,
+                )  # fmt: skip
+                break
+            except (MemoryError, RuntimeError) as error:
+                self._shrink(error)
+        self.taken += 1
+        self._guard.arm(result.gradient.tensors, result.masks)
+
+    def prepare(self, source: Source) -> Engine:
+        """Choose and check the engine on made-up rows; done by the first `backward` if not before."""
+        planned = self._plan_in_force()
+        if self._engine is None:
+            if callable(self._engine_asked):
+                self._engine, chosen_plan = self._engine_asked, Plan(engine="custom")
+            else:
+                chosen = choose_engine(
+                    self._engine_asked, self.model, self.loss, source.example(), self.settings.pruned,
+                    clip=min(self.settings.clip, 1e30), plan=planned,
+                )  # fmt: skip
+                self._engine, chosen_plan = chosen, chosen.plan
+            if planned is None:
+                self._serve(dataclasses.replace(chosen_plan, micro_batch=self._micro_batch or chosen_plan.micro_batch or 64))
+        return self._engine
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows that are worked on at once: given, or planned by the engine from the memory that is free."""
+        plan = self._plan_in_force()
+        return (plan.micro_batch if plan is not None else self._micro_batch) or 64
+
+    def resume(self, taken: int, ledger: Ledger, charged: int, plans: dict[int, Plan]) -> None:
+        """Go on after `taken` steps. Of the ledger's steps, the first `charged` may be replayed, to the bit, at no new cost."""
+        self.taken, self.ledger, self._charged, self.plans = taken, ledger, charged, dict(plans)
+
+    def spent(self, delta: float = 1e-5, accountant: str = "pld", neighbouring: str = "add-remove") -> Spent:
+        """What the ledger amounts to by now."""
+        return accounting.epsilon(self.ledger, delta, accountant, neighbouring)
+
+    def detach(self) -> None:
+        """Let the optimiser go; it is an ordinary one again."""
+        self._guard.detach()
+
+    def _record(self, what: str, event: dp_accounting.DpEvent) -> None:
+        if self.steps is not None and self.taken >= self.steps:
+            raise BudgetError(
+                f"step {self.taken + 1} is past the {self.steps} that the privacy target allows; stop here, or start a new run "
+                "with a higher target."
+            )
+        if self.taken < self._charged:
+            return
+        self.ledger = self.ledger.append(what, event)
+        self._charged = self.taken + 1
+        self._on_spend(self.ledger)
+
+    def _plan_in_force(self) -> Plan | None:
+        served = [step for step in self.plans if step <= self.taken]
+        return self.plans[max(served)] if served else None
+
+    def _serve(self, plan: Plan) -> None:
+        self.plans[self.taken] = plan
+        self._on_plan(self.taken, plan)
+
+    def _shrink(self, error: MemoryError | RuntimeError) -> None:
+        """After a failed allocation: half the rows at once. Nothing of the step was released, so nothing new is spent."""
+        plan = self._plan_in_force()
+        if not out_of_memory(error) or plan is None or self.micro_batch <= 1:
+            raise error
+        self._serve(dataclasses.replace(plan, micro_batch=self.micro_batch // 2))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+
+
+def seeded(engine: Engine, key: Key, step: int) -> Engine:
+    """The engine with torch's own generators seeded from the key at each part of a batch, for dropout and the like.
+
+    The draws depend on how the batch is cut into parts; models without such modules do not notice.
+    """
+    calls = 0
+
+    def run(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
+        nonlocal calls
+        seed = int.from_bytes(raw(key, 8, "modules", step, calls), "little") >> 1
+        calls += 1
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            return engine(model, loss, rows, masks, clip)
+
+    return run
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    *,
+    num_examples: int,
+    batch_size: int,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
+    delta: float = 1e-5,
+    clip: float = 1.0,
+    drop: str | Criterion = "none",
+    drop_rate: float = 0.0,
+    granularity: str = "weight",
+    maskable: Sequence[str] | None = None,
+    pruned: Masks | None = None,
+    ledger: Ledger | None = None,
+    unit_norm: bool = True,
+    exact: bool = False,
+    engine: str | Engine = "auto",
+    micro_batch: int | None = None,
+    key: Key | None = None,
+) -> Private:
+    """Make a training loop private. Two of `epsilon`, `noise_multiplier` and `steps` decide the third.
+
+    `loss(output, targets)` returns one number per row. `num_examples` counts the privacy units; it is public, and stated
+    rather than inferred. `ledger` holds what was spent on the data before, such as DP-SNIP's release.
+    """
+    require(0.0 <= drop_rate < 1.0, "drop_rate", drop_rate, "a rate is the fraction dropped, in [0, 1)", "0.9 drops nine tenths")
+    require(num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state the number of training examples")
+    asked = Mechanism(
+        epsilon=epsilon, noise_multiplier=noise_multiplier, steps=steps, delta=delta, batch_size=batch_size, clip=clip,
+    )  # fmt: skip
+    solved = budget(Run(mechanism=asked), num_examples, before=ledger)
+    if delta >= 1 / num_examples:
+        warnings.warn(f"delta {delta} is at least 1/{num_examples}: it would allow one record to be published; choose a smaller one.", stacklevel=2)
+    settings = Settings(
+        num_units=num_examples, batch_size=batch_size, noise_multiplier=solved.noise_multiplier, clip=clip, drop=drop,
+        drop_rate=drop_rate, layers=maskable_layers(model, granularity, maskable), pruned=pruned or {}, unit_norm=unit_norm, exact=exact,
+    )  # fmt: skip
+    return Private(
+        model, optimizer, loss, settings, steps=solved.steps if epsilon is not None else steps, key=key or keys.fresh(),
+        ledger=ledger, engine=engine, micro_batch=micro_batch,
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""A run's folder: `public/` may be released as it is, `private/` never; which is which is decided here and nowhere else.
+
+`private/` holds the key and the resumable state while the run is unfinished; both are erased when it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsedp import checkpoint, disk, keys
+from sparsedp.config import Run
+from sparsedp.dp.ledger import Ledger
+from sparsedp.dp.randomness import Key
+from sparsedp.engines import Plan
+from sparsedp.errors import UsageError
+
+VERSION = 1
+
+
+class RunDir:
+    """Paths and files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.public, self.private = path / "public", path / "private"
+        self.states = self.private / "state"
+
+    @staticmethod
+    def open(path: Path, run: Run) -> RunDir:
+        """A new folder for this run, or the folder of the same run, unfinished; anything else is refused."""
+        folder = RunDir(path)
+        recorded = folder.public / "config.json"
+        if not recorded.exists():
+            if path.exists() and any(p.name not in ("public", "private") for p in path.iterdir()):
+                raise UsageError(f"--run-dir is {path}, which holds other files; name a new or empty folder.")
+            for part in (folder.public, folder.private, folder.states):
+                disk.make_folder(part, 0o755 if part is folder.public else 0o700)
+            disk.write_json(recorded, describe(run))
+            return folder
+        if (folder.public / "summary.json").exists():
+            raise UsageError(f"The run in {path} is finished; name another --run-dir, or look at it with 'sparsedp evaluate {path}'.")
+        differences = different(disk.read_json(recorded, "the run's configuration"), describe(run))
+        if differences:
+            raise UsageError(
+                f"The run in {path} was started with another configuration ({'; '.join(differences[:3])}); resume it with the same "
+                "one, or name another --run-dir."
+            )
+        disk.make_folder(folder.states, 0o700)
+        return folder
+
+    def key(self, chosen: str | None) -> Key:
+        """The run's key: chosen by the user, or made once by the operating system and kept until the run ends."""
+        if chosen is not None:
+            return keys.chosen(chosen)
+        path = self.private / "key"
+        if not path.exists():
+            disk.write_bytes(path, keys.fresh().secret, mode=0o600)
+        secret = path.read_bytes()
+        if len(secret) != 32:
+            raise UsageError(f"The key in {path} is damaged; start a new run, what this one spent stays spent.")
+        return Key(secret, given=False)
+
+    def write_ledger(self, ledger: Ledger) -> None:
+        """Before a step reads anything: so a crash can over-count, and never under-count."""
+        disk.write_json(self.public / "ledger.json", ledger.to_json())
+
+    def read_ledger(self) -> Ledger:
+        path = self.public / "ledger.json"
+        return Ledger.from_json(disk.read_json(path, "the ledger")) if path.exists() else Ledger()
+
+    def write_plans(self, plans: Mapping[int, Plan]) -> None:
+        """Which plan of the engine serves from which step on; written before the first step that it serves."""
+        disk.write_json(self.private / "plans.json", {str(step): plan.to_json() for step, plan in plans.items()}, mode=0o600)
+
+    def read_plans(self) -> dict[int, Plan]:
+        path = self.private / "plans.json"
+        if not path.exists():
+            return {}
+        return {int(step): Plan.from_json(plan) for step, plan in disk.read_json(path, "the engine's plans").items()}
+
+    def finish(self) -> None:
+        """Erase the key and the resumable state: nobody can recompute the noise any more."""
+        for path in (self.private / "key", self.private / "plans.json"):
+            if path.exists():
+                path.write_bytes(b"\0" * path.stat().st_size)
+                path.unlink()
+        shutil.rmtree(self.states, ignore_errors=True)
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """A run as plain values. A key that the user chose is not told, only that there is one."""
+    values = dataclasses.asdict(run)
+    if values["runtime"]["key"] is not None:
+        values["runtime"]["key"] = "chosen by the user"
+    return {"version": VERSION, **json.loads(json.dumps(values))}
+
+
+CHANGEABLE = ("evaluate_every", "checkpoint_every", "tensorboard", "export", "workers")
+"""Runtime settings that may differ when a run is resumed: they change no number that is computed."""
+
+
+def different(recorded: Any, now: dict[str, Any]) -> list[str]:
+    """Which settings of two descriptions differ, each in words."""
+    if not isinstance(recorded, dict):
+        return ["the recorded one cannot be read"]
+    found = []
+    for section in sorted(recorded.keys() | now.keys()):
+        old, new = recorded.get(section), now.get(section)
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            found += [f"{section}: {old!r}, now {new!r}"] if old != new else []
+            continue
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name) and not (section == "runtime" and name in CHANGEABLE):
+                found.append(f"{section}.{name}: {old.get(name)!r}, now {new.get(name)!r}")
+    return found
+
+
+def run_of(recorded: Any) -> Run:
+    """The run that a config.json describes."""
+    from sparsedp import config
+
+    kinds = {f.name: f.default_factory for f in dataclasses.fields(config.Run)}
+    parts = {"data": config.Data, "model": config.Model, "sparsity": config.Sparsity, "mechanism": config.Mechanism,
+             "optim": config.Optim, "runtime": config.Runtime}  # fmt: skip
+    assert kinds.keys() == parts.keys()
+    try:
+        made = {
+            name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in recorded[name].items()}) for name, kind in parts.items()
+        }
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"The configuration cannot be read ({error}); use the version of sparsedp that wrote it.") from error
+    return config.Run(**made)

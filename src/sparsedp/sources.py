@@ -1,0 +1,132 @@
+"""How a private step reads its rows: from tensors, from a map-style data set, or from anything with these few methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from sparsedp.data.values import UnitIndex
+from sparsedp.dp.clipping import Rows
+from sparsedp.errors import UsageError, require
+
+
+class Source(Protocol):
+    """Private rows, found by unit."""
+
+    num_units: int
+
+    def example(self) -> Rows:
+        """A few rows of the shapes and types that `read` gives, for the self-check; their content is not used."""
+        ...
+
+    def read(self, units: Tensor, step: int) -> Rows:
+        """The rows of these units at this step (augmentations may differ from step to step)."""
+        ...
+
+    def rows_of(self, units: Tensor) -> Tensor:
+        """How many rows each of these units has."""
+        ...
+
+
+Collate = Callable[[list[Any]], tuple[Any, Any]]
+
+
+class TensorSource:
+    """Tensors that fit in memory; `units` numbers the privacy unit of each row, one row each by default."""
+
+    def __init__(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
+        leaves = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
+        sizes = {len(leaf) for leaf in leaves}
+        require(len(sizes) == 1, "the numbers of rows", sorted(sizes), "inputs and targets have as many", "check what was passed")
+        self._inputs, self._targets = inputs, targets
+        self._index = _index(sizes.pop(), units)
+        self.num_units = self._index.count
+
+    def example(self) -> Rows:
+        first = tree_map_only(Tensor, lambda t: t[:1], self._inputs)
+        return Rows.make(first, _highest(self._targets))
+
+    def rows_of(self, units: Tensor) -> Tensor:
+        return self._index.starts.diff()[units]
+
+    def read(self, units: Tensor, step: int) -> Rows:
+        places, unit = self._index.rows_of(units)
+        inputs, targets = tree_map_only(Tensor, lambda t: t[places.to(t.device)], (self._inputs, self._targets))
+        return Rows(inputs, targets, unit, len(units))
+
+
+class DatasetSource:
+    """A map-style data set of (input, target) pairs, read and collated a micro-batch at a time."""
+
+    def __init__(self, dataset: Any, units: Tensor | None = None, collate: Collate | None = None) -> None:
+        self._dataset, self._collate = dataset, collate or torch.utils.data.default_collate
+        self._index = _index(len(dataset), units)
+        self.num_units = self._index.count
+
+    def example(self) -> Rows:
+        inputs, targets = self._collate([self._dataset[0]])
+        return Rows.make(inputs, targets)
+
+    def rows_of(self, units: Tensor) -> Tensor:
+        return self._index.starts.diff()[units]
+
+    def read(self, units: Tensor, step: int) -> Rows:
+        places, unit = self._index.rows_of(units)
+        inputs, targets = self._collate([self._dataset[int(i)] for i in places])
+        return Rows(inputs, targets, unit, len(units))
+
+
+def _index(rows: int, units: Tensor | None) -> UnitIndex:
+    numbers = torch.arange(rows) if units is None else torch.as_tensor(units).to(torch.int64).cpu()
+    require(numbers.shape == (rows,), "the shape of the unit numbers", tuple(numbers.shape), f"there are {rows} rows", "give one per row")
+    require(rows > 0, "the number of rows", rows, "there must be at least one", "check the data set")
+    require(int(numbers.min()) >= 0, "the lowest unit number", int(numbers.min()), "units are numbered from 0", "renumber them")
+    index = UnitIndex.of(numbers)
+    empty = int((index.starts.diff() == 0).sum())
+    require(empty == 0, "the number of units without rows", empty, "units are numbered without gaps",
+            "renumber them, for instance with torch.unique(..., return_inverse=True)")  # fmt: skip
+    return index
+
+
+def parts(source: Source, units: Tensor, step: int, most_rows: int) -> Iterator[Rows]:
+    """The rows of a batch, in parts of whole units with at most `most_rows` rows (more only where one unit has more)."""
+    if len(units) == 0:
+        return
+    ends = source.rows_of(units).cumsum(0)
+    start = 0
+    while start < len(units):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(torch.searchsorted(ends, before + most_rows, right=True)), start + 1)
+        yield source.read(units[start:stop], step)
+        start = stop
+
+
+def as_source(data: Any, units: Tensor | None = None, collate: Collate | None = None) -> Source:
+    """A source from what users have: a pair of tensors, a map-style data set, or a source already."""
+    if all(hasattr(data, name) for name in ("num_units", "example", "read", "rows_of")):
+        return data  # type: ignore[no-any-return]
+    if isinstance(data, torch.utils.data.TensorDataset) and len(data.tensors) == 2:
+        return TensorSource(*data.tensors, units=units)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor | dict | tuple) for t in data):
+        return TensorSource(*data, units=units)
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise UsageError(
+            "data is a DataLoader, which shuffles into fixed batches, but the guarantee needs every unit to join by its own "
+            "coin; pass the data set itself (loader.dataset)."
+        )
+    if hasattr(data, "__getitem__") and isinstance(data, Sequence | torch.utils.data.Dataset) and hasattr(data, "__len__"):
+        return DatasetSource(data, units, collate)
+    raise UsageError(
+        f"data is a {type(data).__name__}, but a private step reads rows by number; pass a pair of tensors or a map-style data set."
+    )
+
+
+def _highest(targets: Any) -> Any:
+    """One made-up target row with the types of the real ones; integers show the highest class, which is public."""
+    return tree_map_only(
+        Tensor, lambda t: t[:1] if t.is_floating_point() else torch.full_like(t[:1], int(t.max())), targets
+    )

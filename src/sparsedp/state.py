@@ -1,0 +1,108 @@
+"""What a run carries from step to step, and how it is put away and taken up again, to the bit.
+
+A resumed run that finds everything as it was replays the steps since its last checkpoint with the same bits, at no cost.
+Where anything that bits depend on has changed (versions, machine, threads, data), it goes on under a fresh key, the replayed
+steps are charged again, and the run ends so many steps earlier: the same noise never meets two different sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from sparsedp import checkpoint
+from sparsedp.dp.ledger import Ledger
+from sparsedp.dp.randomness import Key, raw
+from sparsedp.errors import UsageError
+from sparsedp.rundir import RunDir
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """Everything that changes while training."""
+
+    model: nn.Module
+    average: AveragedModel | None
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands. `epoch` counts fresh keys, `extra` the steps that were charged and then done again."""
+
+    taken: int = 0
+    epoch: int = 0
+    extra: int = 0
+    seconds: float = 0.0
+
+    def key(self, key: Key) -> Key:
+        """The key in force: the run's own, or one derived from it after the environment changed."""
+        return key if self.epoch == 0 else Key(raw(key, 32, "epoch", self.epoch), key.given)
+
+
+def trained_steps(ledger: Ledger) -> int:
+    """How many training steps a ledger counts."""
+    return sum(entry.count for entry in ledger.entries if entry.what == "train")
+
+
+def save(folder: RunDir, learner: Learner, progress: Progress, bits_depend_on: Mapping[str, Any]) -> None:
+    """Write a checkpoint."""
+    state = {**learner.state(), "progress": vars(progress), "bits_depend_on": dict(bits_depend_on)}
+    checkpoint.save(folder.states, progress.taken, state)
+
+
+def take_up(
+    folder: RunDir, learner: Learner, ledger: Ledger, bits_depend_on: Mapping[str, Any]
+) -> tuple[Progress, int, list[str]]:
+    """Load the last whole checkpoint. Returns where the run stands, how many of its steps are charged, and what to tell."""
+    found = checkpoint.load_latest(folder.states)
+    counted = trained_steps(ledger)
+    if found is None:
+        if counted:
+            raise UsageError(
+                f"The ledger in {folder.public} counts {counted} steps, but there is no checkpoint to go on from; start a new run in "
+                "another folder, and count this one as spent."
+            )
+        return Progress(), 0, []
+    _, state, problems = found
+    try:
+        progress = Progress(**state["progress"])
+        learner.load(state)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise UsageError(f"The checkpoint in {folder.states} does not fit this run ({type(error).__name__}); start a new run.") from error
+    charged = counted - progress.extra
+    if charged < progress.taken:
+        raise UsageError(
+            f"The ledger in {folder.public} counts {counted} steps, but the checkpoint has taken {progress.taken + progress.extra}: "
+            "it is older than the run; restore the right ledger.json, or start a new run and count this one as spent."
+        )
+    changed = sorted(k for k in {*state["bits_depend_on"], *bits_depend_on} if state["bits_depend_on"].get(k) != bits_depend_on.get(k))
+    if not changed:
+        return progress, charged, problems
+    replayed = charged - progress.taken
+    problems.append(
+        f"{', '.join(changed)} changed since the checkpoint: going on with fresh noise, and {replayed} steps are charged again."
+    )
+    return replace(progress, epoch=progress.epoch + 1, extra=progress.extra + replayed), progress.taken, problems

@@ -1,0 +1,251 @@
+"""One run from its configuration to its folder: prepare, prune, train, evaluate, write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsedp import data, models, outputs, state
+from sparsedp.budget_file import BudgetFile, home
+from sparsedp.config import Run
+from sparsedp.data import DataSet
+from sparsedp.data.augment import Augmentation
+from sparsedp.dp.clipping import Loss
+from sparsedp.dp.ledger import Ledger
+from sparsedp.dp.masks import maskable_layers
+from sparsedp.dp.mechanism import Settings
+from sparsedp.dp.randomness import Key, raw
+keep_memory = lambda: None
+from sparsedp.environment import fingerprint, pick_device
+from sparsedp.errors import UsageError
+from sparsedp.evaluation import Metrics, evaluate
+from sparsedp.images import ImageSource, plain_batches
+from sparsedp.optim import average_of, optimizer_for, scheduler_for
+from sparsedp.planning import Budget, budget
+from sparsedp.private import Private
+from sparsedp.prune_run import Pruned, prune_for_run
+from sparsedp.rundir import RunDir
+from sparsedp.sources import Source
+from sparsedp.state import Learner, Progress
+
+
+class Reporter(Protocol):
+    """Where a run tells how it goes. What it is told is public, but for `note`, which is for the operator's eyes."""
+
+    def start(self, run: Run, plan: Budget, steps_done: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def step(self, taken: int) -> None: ...
+    def evaluated(self, taken: int, results: Mapping[str, Metrics]) -> None: ...
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Silence:
+    """A reporter that says nothing."""
+
+    def start(self, run: Run, plan: Budget, steps_done: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def step(self, taken: int) -> None: ...
+    def evaluated(self, taken: int, results: Mapping[str, Metrics]) -> None: ...
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and did, after writing a checkpoint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a finished run leaves. `summary` is what stands in public/summary.json."""
+
+    summary: Mapping[str, Any]
+    model: nn.Module
+    average: nn.Module | None
+    ledger: Ledger
+    path: Path
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """All that a run has before its first step."""
+
+    run: Run
+    folder: RunDir
+    dataset: DataSet
+    spec: Augmentation
+    device: torch.device
+    data_checksum: str
+    plan: Budget
+    key: Key
+    model: nn.Module
+    loss: Loss
+    reporter: Reporter
+
+
+def train(
+    run: Run,
+    run_dir: str | Path,
+    *,
+    loss: Loss | None = None,
+    reporter: Reporter | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train as `run` says, into the folder `run_dir`; an unfinished run of the same configuration there is taken up again.
+
+    `loss(output, targets)` returns one number per row; left out, cross entropy, or binary cross entropy over several labels.
+    When `stop()` turns true the run writes a checkpoint and raises `Stopped`.
+    """
+    began = time.monotonic()
+    setting = prepare(run, Path(run_dir), loss, reporter or Silence())
+    keep_memory()
+    with BudgetFile(*_budget_place(setting), setting.plan, run.mechanism.delta, setting.reporter) as account:
+        pruned = prune_for_run(setting)
+        learner, private, source, progress = _begin(setting, pruned)
+        setting.reporter.start(run, setting.plan, progress.taken)
+        seconds = _loop(setting, learner, private, source, progress, began, stop)
+        results = _evaluate(setting, learner)
+        account.spent(private.ledger)
+    summary = outputs.write(setting, learner, private.ledger, results, seconds, pruned)
+    setting.folder.finish()
+    setting.reporter.finish(summary)
+    average = None if learner.average is None else learner.average.module
+    return Result(summary, setting.model, average, private.ledger, setting.folder.path)
+
+
+def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter) -> Setting:
+    """Read and check the data, solve the budget, build the model, open the folder. Nothing is spent."""
+    device = pick_device(run.runtime.device)
+    if run.runtime.threads is not None:
+        torch.set_num_threads(run.runtime.threads)
+    dataset = data.load(run.data)
+    spec = Augmentation(run.data.augment, dataset.normalisation, run.data.pad)
+    plan = budget(run, dataset.train.num_units)
+    folder = RunDir.open(path, run)
+    checked = data.check(dataset)
+    for line in checked.sentences():
+        reporter.note(line)
+    key = folder.key(run.runtime.key)
+    generator = torch.Generator().manual_seed(int.from_bytes(raw(key, 8, "initialisation"), "little") >> 1)
+    model, done = models.prepare(run.model, spec.out_shape(dataset.train.shape), len(dataset.classes), generator)
+    for line in done.lines():
+        reporter.note(line)
+    model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    chosen = loss or (multilabel_loss if dataset.multilabel else single_label_loss)
+    return Setting(run, folder, dataset, spec, device, checked.checksum, plan, key, model, chosen, reporter)
+
+
+def _budget_place(setting: Setting) -> tuple[Path, str, str]:
+    """The data set's budget file, its name, and this run's name in it."""
+    return home() / f"{setting.data_checksum[:24]}.json", setting.dataset.name, str(setting.folder.path.resolve())
+
+
+def single_label_loss(output: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each row."""
+    return functional.cross_entropy(output, labels, reduction="none")
+
+
+def multilabel_loss(output: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross entropy of each row, averaged over its labels."""
+    return functional.binary_cross_entropy_with_logits(output, labels, reduction="none").mean(dim=1)
+
+
+def step_settings(setting: Setting, pruned: Pruned | None, trained: nn.Module) -> Settings:
+    """The public facts of a training step."""
+    s, m = setting.run.sparsity, setting.run.mechanism
+    return Settings(
+        num_units=setting.plan.num_units, batch_size=m.batch_size, noise_multiplier=setting.plan.noise_multiplier,
+        clip=m.clip if m.private else float("inf"), layers=maskable_layers(trained, s.granularity, s.maskable),
+        drop=s.drop, drop_rate=s.drop_rate, pruned=pruned.masks if pruned else {}, unit_norm=m.unit_norm,
+        exact=m.arithmetic == "exact",
+    )  # fmt: skip
+
+
+def _begin(setting: Setting, pruned: Pruned | None) -> tuple[Learner, Private, Source, Progress]:
+    """Optimiser, average and private side, as at the start or as the last checkpoint has them."""
+    run, folder, model = setting.run, setting.folder, setting.model
+    optimizer = optimizer_for(model, run.optim)
+    average = None if run.optim.average_decay is None else average_of(model, run.optim.average_decay)
+    learner = Learner(model, average, optimizer, scheduler_for(optimizer, run.optim, setting.plan.steps))
+    ledger = folder.read_ledger()
+    progress, charged, notes = state.take_up(folder, learner, ledger, bits_depend_on(setting))
+    for line in notes:
+        setting.reporter.note(line)
+    key = progress.key(setting.key)
+    private = Private(
+        model, optimizer, setting.loss, step_settings(setting, pruned, model), steps=setting.plan.steps - progress.extra, key=key,
+        engine=run.runtime.engine, micro_batch=run.runtime.micro_batch, on_spend=folder.write_ledger,
+        on_plan=lambda step, plan: folder.write_plans(private.plans),
+    )  # fmt: skip
+    private.resume(progress.taken, ledger, charged, folder.read_plans())
+    source = ImageSource(setting.dataset, setting.spec, run.data.views, key, setting.device)
+    state.save(folder, learner, progress, bits_depend_on(setting))
+    return learner, private, source, progress
+
+
+def bits_depend_on(setting: Setting) -> dict[str, Any]:
+    """What must be equal for a replayed step to be equal to the bit; `data` is a checksum, and stays in private/."""
+    return {**fingerprint(setting.device), "data": setting.data_checksum}
+
+
+def _loop(
+    setting: Setting, learner: Learner, private: Private, source: Source, progress: Progress, began: float, stop: Callable[[], bool]
+) -> float:
+    """The training loop. Returns the seconds it took, over all resumptions."""
+    run, runtime = setting.run, setting.run.runtime
+    begun = learner.model.training
+    learner.model.train()
+
+    def now() -> Progress:
+        return replace(progress, taken=private.taken, seconds=progress.seconds + time.monotonic() - began)
+
+    for batch in private.batches(source):
+        with _autocast(setting):
+            private.backward(batch)
+        learner.optimizer.step()
+        learner.scheduler.step()
+        if learner.average is not None:
+            learner.average.update_parameters(learner.model)
+        setting.reporter.step(private.taken)
+        stopping = stop()
+        if stopping or (runtime.checkpoint_every and private.taken % runtime.checkpoint_every == 0):
+            state.save(setting.folder, learner, now(), bits_depend_on(setting))
+        if stopping:
+            raise Stopped(f"stopped after {private.taken} of {private.steps} steps; the same command takes the run up again.")
+        if runtime.evaluate_every and private.taken % runtime.evaluate_every == 0 and private.taken != private.steps:
+            results = _evaluate(setting, learner)
+            outputs.add_metrics(setting, private, results)
+            setting.reporter.evaluated(private.taken, results)
+            learner.model.train()
+    learner.model.train(begun)
+    state.save(setting.folder, learner, now(), bits_depend_on(setting))
+    return now().seconds
+
+
+@contextmanager
+def _autocast(setting: Setting) -> Iterator[None]:
+    if setting.run.runtime.autocast == "none":
+        yield
+    else:
+        with torch.autocast(setting.device.type, dtype=torch.bfloat16):
+            yield
+
+
+def _evaluate(setting: Setting, learner: Learner) -> dict[str, Metrics]:
+    """The last iterate and the average, on the declared evaluation data."""
+    images = setting.dataset.evaluation
+    if images is None:
+        return {}
+    candidates = {"last": learner.model, "average": None if learner.average is None else learner.average.module}
+    classes, several = len(setting.dataset.classes), setting.dataset.multilabel
+    return {
+        name: evaluate(model, plain_batches(images, setting.spec, setting.device), classes, several)
+        for name, model in candidates.items()
+        if model is not None
+    }

@@ -1,0 +1,234 @@
+"""What the commands do. Each takes its options and returns an exit code; what they print is chosen here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from sparsedp import account as accounts
+from sparsedp import cli, data, disk, models, rundir, training
+from sparsedp.config import Run
+from sparsedp.data import DataSet
+from sparsedp.data.augment import Augmentation, evaluation_view
+from sparsedp.environment import pick_device
+from sparsedp.errors import UsageError, require
+from sparsedp.evaluation import evaluate as measure
+from sparsedp.images import plain_batches
+from sparsedp.outputs import number
+from sparsedp.planning import Budget, budget
+from sparsedp.progress import TerminalReporter
+
+
+def train(options: cli.Train, name: str, stop: Callable[[], bool]) -> int:
+    """`sparsedp train`: progress on a terminal, the result at the end."""
+    console = Console(stderr=True)
+    reporter = TerminalReporter(console) if console.is_terminal and not options.json else training.Silence()
+    folder = options.run_dir or _free_folder(name)
+    try:
+        result = training.train(options.run, folder, reporter=reporter, stop=stop)
+    except training.Stopped as stopped:
+        _close(reporter)
+        console.print(f"sparsedp: {stopped}", highlight=False)
+        return cli.STOPPED
+    finally:
+        _close(reporter)
+    if options.json:
+        cli.print_json({"run_dir": str(folder), **json.loads((folder / "public" / "summary.json").read_text())})
+    else:
+        Console().print(result_text(result.summary, folder), highlight=False)
+    return 0
+
+
+def result_text(summary: Mapping[str, Any], folder: Path) -> str:
+    """The end of a run in a few lines."""
+    accuracy = [
+        f"{100 * summary[key]:.2f} % ({word})"
+        for key, word in (("accuracy", "last iterate"), ("accuracy_average", "moving average"))
+        if summary[key] is not None
+    ]
+    return "\n".join([
+        f"accuracy  {', '.join(accuracy) or 'not evaluated'}",
+        f"epsilon   {number(summary['epsilon'])} at delta {summary['delta']:g} ({summary['accountant']}, {summary['neighbouring']}); {summary['stamp']}",
+        f"time      {summary['seconds']:.0f} s for {summary['steps']} steps, {summary['throughput']:.0f} examples/s",
+        f"written   {folder}/public (may be released), {folder}/private (never)",
+    ])  # fmt: skip
+
+
+def dry_run(options: cli.Train) -> int:
+    """`sparsedp train --dry-run`: the whole configuration, what it costs, how long a step takes on made-up data."""
+    from sparsedp.dryrun import forecast
+
+    described = forecast(options.run)
+    if options.json:
+        cli.print_json(described)
+    else:
+        Console().print_json(json.dumps(described))
+    return 0
+
+
+def account(options: cli.Account) -> int:
+    """`sparsedp account`."""
+    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in ("json", "plot")}
+    answer = accounts.solve(**values)
+    if options.plot is not None:
+        accounts.plot(answer, options.plot)
+    if options.json:
+        cli.print_json(answer.to_json())
+    else:
+        Console().print(answer.text(), highlight=False, markup=False)
+    return 0
+
+
+def evaluate(options: cli.Evaluate) -> int:
+    """`sparsedp evaluate`: the finished run's weights on its evaluation data."""
+    run, dataset, spec, model = finished_run(options.run, options.dir, options.average)
+    if dataset.evaluation is None:
+        raise UsageError("The run declared no evaluation data; evaluate it with a data set that has a test split.")
+    device = pick_device("auto")
+    result = measure(model.to(device), plain_batches(dataset.evaluation, spec, device), len(dataset.classes), dataset.multilabel)
+    if options.json:
+        cli.print_json(result.to_json())
+        return 0
+    console = Console()
+    names = ("count", "accuracy", "balanced_accuracy", "auroc", "calibration_error", "loss")
+    for name in names:
+        console.print(f"{name.replace('_', ' '):<18} {number(getattr(result, name))}", highlight=False)
+    for name, value in zip(dataset.classes, result.recall, strict=True):
+        console.print(f"recall {name:<11} {number(value)}", highlight=False, markup=False)
+    return 0
+
+
+def finished_run(path: Path, moved: str | None, average: bool) -> tuple[Run, DataSet, Augmentation, nn.Module]:
+    """A finished run's configuration, data and model."""
+    run, model, classes, shape = load_model(path, average)
+    if moved is not None:
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, dir=moved))
+    dataset = data.load(run.data)
+    require(
+        len(dataset.classes) == classes, "the number of classes", len(dataset.classes), f"the run was trained on {classes}",
+        "point --dir to the data of the run",
+    )  # fmt: skip
+    return run, dataset, Augmentation(run.data.augment, dataset.normalisation, run.data.pad), model
+
+
+def load_model(path: Path, average: bool) -> tuple[Run, nn.Module, int, tuple[int, int, int]]:
+    """A finished run's configuration and model, and its numbers of classes and shape, from public/ alone."""
+    from sparsedp.apply_masks import prepare_for
+    from sparsedp.models.export import read_metadata
+    from sparsedp.models.weights import read_state
+
+    public = path / "public"
+    run = rundir.run_of(disk.read_json(public / "config.json", "the run's configuration"))
+    weights = public / ("average.safetensors" if average else "model.safetensors")
+    if not weights.exists():
+        raise UsageError(f"{path} has no {weights.name}: the run is not finished, or kept no average; finish it with 'sparsedp train'.")
+    facts = {name: json.loads(value) for name, value in read_metadata(weights).items()}
+    classes, shape = len(facts["classes"]), tuple(facts["shape"])
+    spec = dataclasses.replace(run.model, weights=None)
+    spec_shape = Augmentation(run.data.augment, data.Normalisation(*map(tuple, facts["normalisation"].values())), run.data.pad)
+    model, _ = models.prepare(spec, spec_shape.out_shape(shape), classes)
+    state = read_state(weights)
+    prepare_for(model, state)
+    model.load_state_dict(state)
+    return run, model.eval(), classes, shape  # type: ignore[return-value]
+
+
+def predict(options: cli.Predict) -> int:
+    """`sparsedp predict`: the class of each image and how sure the model is."""
+    from sparsedp.data.decoding import decode_file
+    from sparsedp.models.export import read_metadata
+
+    if not options.images:
+        raise UsageError("predict needs at least one image file after the run; give their paths.")
+    run, model, _, shape = load_model(options.run, options.average)
+    name = "average" if options.average else "model"
+    facts = {k: json.loads(v) for k, v in read_metadata(options.run / "public" / f"{name}.safetensors").items()}
+    spec = Augmentation(run.data.augment, data.Normalisation(*map(tuple, facts["normalisation"].values())), run.data.pad)
+    rows = []
+    with torch.no_grad():
+        for path in options.images:
+            pixels = decode_file(path, shape)
+            output = model(evaluation_view(pixels[None], spec))[0]
+            chances = output.sigmoid() if run.data.multilabel else output.softmax(0)
+            rows.append({"image": str(path), **_answer(chances, facts["classes"], run.data.multilabel)})
+    if options.json:
+        cli.print_json(rows)
+    else:
+        for row in rows:
+            Console().print(f"{row['image']}: {row['label']} ({row['probability']})", highlight=False, markup=False)
+    return 0
+
+
+def _answer(chances: torch.Tensor, classes: list[str], several: bool) -> dict[str, Any]:
+    if several:
+        chosen = [i for i, p in enumerate(chances.tolist()) if p > 0.5]
+        return {"label": [classes[i] for i in chosen], "probability": [round(float(chances[i]), 4) for i in chosen]}
+    best = int(chances.argmax())
+    return {"label": classes[best], "probability": round(float(chances[best]), 4)}
+
+
+def prune(options: cli.Prune) -> int:
+    """`sparsedp prune`: a table by layer, the mask in a file, the densities in a plot."""
+    from sparsedp.prune_run import prune_alone
+
+    s = options.run.sparsity
+    changed = {"prune": options.criterion or s.prune, "prune_rate": s.prune_rate if options.rate is None else options.rate}
+    run = dataclasses.replace(options.run, sparsity=dataclasses.replace(s, **changed))
+    require(run.sparsity.prune != "none", "criterion", "none", "there is nothing to do", "name one, such as --criterion synflow")
+    pruned = prune_alone(run, options.out)
+    if options.plot is not None:
+        pruned.report.plot(options.plot)
+    if options.json:
+        cli.print_json({"mask": str(options.out), **pruned.report.to_json()})
+    else:
+        Console().print(pruned.report.text(), highlight=False, markup=False)
+        Console().print(f"written to {options.out}", highlight=False)
+    return 0
+
+
+def explain(options: cli.Explain) -> int:
+    """`sparsedp explain`: which engine serves which layer."""
+    from sparsedp.dryrun import explanation
+
+    found = explanation(options.run)
+    if options.json:
+        cli.print_json(found.to_json())
+    else:
+        Console().print(found.text(), highlight=False, markup=False)
+    return 0
+
+
+def doctor(options: cli.Doctor) -> int:
+    """`sparsedp doctor`: private answers, for the operator only."""
+    from sparsedp.doctor import examine
+
+    found = examine(options.run, options.dir, options.examples)
+    if options.json:
+        cli.print_json(found.to_json())
+    else:
+        Console().print(found.text(), highlight=False, markup=False)
+    return 0
+
+
+def plan_of(run: Run, dataset: DataSet) -> Budget:
+    """The solved budget of a run on a data set."""
+    return budget(run, dataset.train.num_units)
+
+
+def _free_folder(name: str) -> Path:
+    number = 1
+    while Path("runs", f"{name}-{number}").exists():
+        number += 1
+    return Path("runs", f"{name}-{number}")
+
+
+def _close(reporter: training.Reporter) -> None:
+    if isinstance(reporter, TerminalReporter):
+        reporter.close()
