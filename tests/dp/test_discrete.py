@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sparsedp.dp import discrete
 from sparsedp.dp.discrete import CHUNK, LARGEST_SCALE, discrete_gaussian
+from tests.distributions import ALARM, binomial_p, chi_squared_p, correlation_deviations, normal_p, scale_p
 from tests.made_up import KEY
 from tests.oracles import discrete_gaussian_pmf
-from tests.statistics import ALARM, binomial_p, chi_squared_p, correlation_deviations, normal_p, scale_p
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 7, 40])

@@ -21,9 +21,9 @@ from sparsedp.dp.selection import Draw
 from sparsedp.dp.values import ClippedSum, Released
 from sparsedp.errors import BudgetError, UsageError
 from tests import oracles
+from tests.distributions import ALARM, scale_p
 from tests.made_up import KEY, World, build, cross_entropy, unit_of
 from tests.replay import assert_same_bits
-from tests.statistics import ALARM, scale_p
 from tests.steps import reader, run, settings_for
 
 POISSON, GAUSSIAN = dp_accounting.PoissonSampledDpEvent, dp_accounting.GaussianDpEvent

@@ -15,8 +15,8 @@ from sparsedp.dp.masks import Masks
 from sparsedp.dp.noise import add_noise, grid_for
 from sparsedp.dp.values import ClippedSum, Released
 from sparsedp.errors import UsageError
+from tests.distributions import ALARM, correlation_deviations, mean_p, normal_p, scale_p, tail_p
 from tests.made_up import KEY, OTHER_KEY
-from tests.statistics import ALARM, correlation_deviations, mean_p, normal_p, scale_p, tail_p
 
 SHAPES = {"conv.weight": (100, 100, 10, 10), "linear.weight": (1000, 1000), "bias": (1_000_000,), "gain": (1000, 1000, 1)}
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sparsedp import keys
 from sparsedp.dp.randomness import BLOCK, Key, normal, raw, uniform, words
 from sparsedp.errors import UsageError
+from tests.distributions import ALARM, chi_squared_p, correlation_deviations, normal_p, scale_p
 from tests.made_up import KEY, OTHER_KEY
-from tests.statistics import ALARM, chi_squared_p, correlation_deviations, normal_p, scale_p
 
 places = st.lists(st.one_of(st.integers(-5, 2**40), st.text(max_size=4)), max_size=4).map(tuple)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sparsedp.dp.randomness import words
 from sparsedp.dp.sampling import micro_batches, participants, sampling_rate, shard
 from sparsedp.errors import UsageError
+from tests.distributions import ALARM, binomial_p, chi_squared_p, correlation_deviations
 from tests.made_up import KEY, OTHER_KEY
-from tests.statistics import ALARM, binomial_p, chi_squared_p, correlation_deviations
 
 
 def joined(step: int, units: int, rate: float, purpose: str = "train") -> np.ndarray:

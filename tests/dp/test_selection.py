@@ -19,8 +19,8 @@ from sparsedp.dp.masks import Layer, Masks, kept_count, maskable_layers
 from sparsedp.dp.selection import Draw, select
 from sparsedp.dp.values import ClippedSum, Released, public
 from sparsedp.errors import UsageError
+from tests.distributions import ALARM, binomial_p, correlation_deviations
 from tests.made_up import KEY, OTHER_KEY, build, random_masks
-from tests.statistics import ALARM, binomial_p, correlation_deviations
 
 LAYER = Layer("w", (40, 50), False)
 
