@@ -11,6 +11,7 @@ from sparsedp.dp.clipping import Engine, Loss, Rows, reference
 from sparsedp.dp.masks import Masks
 from sparsedp.engines.functional import functional
 from sparsedp.engines.plan import Plan
+from sparsedp.engines.planning import fast_engine
 from sparsedp.engines.self_check import check_engine, check_model
 from sparsedp.errors import UsageError, one_of
 
@@ -83,12 +84,8 @@ def _reference(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Pla
     return reference, Plan(engine="reference")
 
 
-def _fast(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Plan | None) -> tuple[Engine, Plan]:
-    raise UsageError("The fast engine is not there yet.")
-
-
 _BUILDERS: dict[str, Callable[[nn.Module, Loss, Rows, Masks, Plan | None], tuple[Engine, Plan]]] = {
-    "fast": _fast,
+    "fast": fast_engine,
     "functional": _functional,
     "reference": _reference,
 }

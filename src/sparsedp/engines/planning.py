@@ -1,0 +1,117 @@
+"""The method of every use, by measurement on made-up rows; what was measured once is remembered by shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.dp.clipping import Loss, Rows, row_losses
+from sparsedp.dp.masks import Masks, participating
+from sparsedp.engines.fast import Fast, aligned
+from sparsedp.engines.made_up import made_up_rows
+from sparsedp.engines.plan import Plan
+from sparsedp.engines.self_check import draws_random_numbers
+from sparsedp.engines.structure import Irregular, Structure, find_structure
+from sparsedp.engines.tracing import Tracer, Use
+from sparsedp.engines.units import Units
+from sparsedp.engines.weights import candidates, weight_part
+
+ROWS = 16
+"""About how many rows a measurement takes; one unit at least, two where units are small."""
+
+REPEATS = 3
+KEEPABLE = 4
+"""Gradients may be kept where they are at most so many times larger than the activations that they replace."""
+
+_measured: dict[Any, dict[str, float]] = {}
+
+
+def fast_engine(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, plan: Plan | None) -> tuple[Fast, Plan]:
+    """The fast engine by the recorded plan, or by a new one. Raises Irregular where it cannot serve the model."""
+    if not participating(model):
+        raise Irregular("no parameter trains")
+    structure = find_structure(model, loss, rows_like)
+    if structure.rest and draws_random_numbers(model, loss, made_up_rows(rows_like, 2)):
+        raise Irregular("the model draws random numbers, and parameters without a rule would need them a second time")
+    if plan is not None:
+        missing = sorted(k for k in method_keys(structure) if k not in plan.methods)
+        if not missing:
+            return Fast(structure, plan.methods), plan
+        raise Irregular(f"the recorded plan has no method for {missing[0]}")
+    costs = measure(model, loss, rows_like, masks, structure)
+    methods = {key: min(found, key=found.__getitem__) for key, found in costs.items()}
+    return Fast(structure, methods), Plan(engine="fast", methods=methods, costs=costs, threads=torch.get_num_threads())
+
+
+def method_keys(structure: Structure) -> list[str]:
+    """The uses that have methods to choose from."""
+    return [k for k, s in structure.slots.items() if s.weight is not None and not s.weight.materialise and s.kind in ("conv", "linear")]
+
+
+def measure(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, structure: Structure) -> dict[str, dict[str, float]]:
+    """Seconds per unit that every legal method of every use takes."""
+    each = max(rows_like.counts[:1].tolist(), default=1)
+    rows = made_up_rows(rows_like, max(2, ROWS // max(1, each)))
+    survey = _Survey(model, rows, masks, structure)
+    with Tracer(participating(model), len(rows.unit), survey.receive, structure.rest, structure.outputs) as tracer:
+        losses = row_losses(model, loss, rows.inputs, rows.targets)
+    if tracer.uses:
+        torch.autograd.grad(losses.mean(), [tracer.token], allow_unused=True)
+    return survey.costs
+
+
+@dataclass(eq=False)
+class _Survey:
+    """Receives every use of one pass, and tries its methods."""
+
+    model: nn.Module
+    rows: Rows
+    masks: Masks
+    structure: Structure
+    costs: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.trained = participating(self.model)
+        self.units = Units(self.rows, next(iter(self.trained.values())).device)
+        self.keys = set(method_keys(self.structure))
+
+    def receive(self, use: Use, x: Tensor, dy: Tensor) -> None:
+        if use.key not in self.keys:
+            return
+        slot = self.structure.slots[use.key].weight
+        x, dy = aligned(use, x, dy)
+        mask = self.masks.get(slot.name)
+        legal = candidates(use, x, dy, self.units, mask, slot.gain is not None, use.intact_output() is not None)
+        assert use.weight is not None
+        if use.weight.numel() * self.units.count > KEEPABLE * (x.numel() + dy.numel()):
+            legal = [m for m in legal if not m.endswith(":keep")] or legal
+        density = 1.0 if mask is None or mask.ndim > 1 else round(float(mask.float().mean()), 1)
+        key = (
+            use.call.kind, use.call.settings, tuple(use.weight.shape), tuple(x.shape), tuple(self.units.counts), x.stride(), x.dtype,
+            mask is None, density, slot.gain is None, tuple(legal), torch.get_num_threads(), str(x.device),
+        )  # fmt: skip
+        if key not in _measured:
+            way = slot.way(self.trained)
+            factors = torch.full((self.units.count,), 0.5, dtype=torch.float64, device=x.device)
+            _measured[key] = {
+                m: _seconds(lambda m=m: weight_part(use, x, dy, self.units, self.masks, way, slot.name, m).sum(factors), x.device)  # type: ignore[misc]
+                / self.units.count
+                for m in legal
+            } if len(legal) > 1 else {legal[0]: 0.0}  # fmt: skip
+        self.costs[use.key] = dict(_measured[key])
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(1 + REPEATS):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,0 +1,211 @@
+"""Sums of products between an operator's input and its output's gradient: per unit, folded over units, or their lengths only.
+
+`Pair` holds the two for one use of a convolution or linear layer. Which of its ways is fastest depends on the shape; `choice by
+measurement` is made elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsedp.engines.units import Units
+
+SCRATCH_BYTES = 2**20
+"""Gradients of a few units are worked on at a time, so that they stay in the processor's cache."""
+
+
+class Pair:
+    """Input and output gradient of one use, entries (rows, or several per row) first; channels first after that."""
+
+    def __init__(self, x: Tensor, dy: Tensor, weight_shape: torch.Size, settings: tuple[Any, ...], units: Units) -> None:
+        self.x, self.dy, self.weight_shape, self.settings, self.units = x, dy, weight_shape, settings, units
+        self.multiple = len(x) // max(units.rows, 1)
+        self.shape = weight_shape
+        """Of the gradients that come out."""
+
+    @property
+    def scratch_units(self) -> int:
+        """How many units' gradients fit into the cache."""
+        return max(1, SCRATCH_BYTES // max(1, 4 * math.prod(self.weight_shape)))
+
+    def entries(self, rows: slice) -> slice:
+        """Where a range of rows lies in input and gradient."""
+        return slice(rows.start * self.multiple, rows.stop * self.multiple)
+
+    def row_factors(self, per_unit: Tensor) -> Tensor:
+        """A factor per unit as one per entry, in the gradients' type, to multiply `dy` with."""
+        factors = self.units.of_rows(per_unit).to(self.dy.dtype)
+        factors = factors.repeat_interleave(self.multiple) if self.multiple > 1 else factors
+        return factors.reshape(-1, *[1] * (self.dy.ndim - 1))
+
+    def folded(self, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Input, and gradient times factor; entries of units whose factor is zero are zero in both, whatever they hold."""
+        rows = self.row_factors(factors)
+        if bool((factors > 0).all()):
+            return self.x, self.dy * rows
+        live = rows > 0
+        nothing = torch.zeros((), dtype=self.dy.dtype, device=self.dy.device)
+        return torch.where(live.reshape(-1, *[1] * (self.x.ndim - 1)), self.x, nothing), torch.where(live, self.dy * rows, nothing)
+
+    def unit_gradients(self, first: int, stop: int) -> Tensor:
+        """The gradients of units [first, stop)."""
+        parts = [self.one(self.entries(rows)) for rows in self.units.spans(first, stop)]
+        return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+    def one(self, entries: slice) -> Tensor:
+        """The summed gradient of some entries."""
+        raise NotImplementedError
+
+    def sum(self, factors: Tensor) -> Tensor:
+        """The sum of all units' gradients times their factors, in one operation."""
+        raise NotImplementedError
+
+
+class ConvolutionPair(Pair):
+    """`unfold` multiplies image patches instead of asking for the convolution's own weight gradient; `last` wants channels last."""
+
+    def __init__(self, x: Tensor, dy: Tensor, weight_shape: torch.Size, settings: tuple[Any, ...], units: Units, unfold: bool, last: bool) -> None:
+        super().__init__(x, dy, weight_shape, settings, units)
+        self.unfold, self.last = unfold, last and not unfold
+        if self.last:
+            self.dy = dy = dy.contiguous(memory_format=torch.channels_last)
+        self.like = torch.empty(weight_shape, dtype=dy.dtype, device=dy.device)
+        if self.last:
+            self.like = self.like.contiguous(memory_format=torch.channels_last)
+        if unfold:
+            self.flat = dy.flatten(2).contiguous()
+        self.shape = torch.Size(weight_shape[i] for i in self.order)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """How gradients are laid out: the weight's own order, or channels last."""
+        return (0, 2, 3, 1) if self.last else tuple(range(len(self.weight_shape)))
+
+    def one(self, entries: slice) -> Tensor:
+        if self.unfold:
+            stride, padding, dilation, _ = self.settings
+            patches = F.unfold(self.x[entries], self.weight_shape[2:], dilation, padding, stride)
+            gradients = [matmul_transposed(d, p) for d, p in zip(self.flat[entries], patches, strict=True)]
+            return (gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)).reshape(self.shape)
+        return self._weight_gradient(self.x[entries], self.dy[entries]).permute(self.order)
+
+    def sum(self, factors: Tensor) -> Tensor:
+        x, dy = self.folded(factors)
+        return self._weight_gradient(x, dy).permute(self.order)
+
+    def _weight_gradient(self, x: Tensor, dy: Tensor) -> Tensor:
+        stride, padding, dilation, groups = self.settings
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            dy, x, self.like, None, stride, padding, dilation, False, [0] * len(stride), groups, (False, True, False)
+        )[1]
+        return gradient
+
+    def squared_lengths(self, scale: Tensor | None) -> Tensor:
+        """|g|^2 per unit from Gram matrices over positions; `scale` multiplies output channels first."""
+        dy = self.dy if scale is None else self.dy * scale.reshape(1, -1, *[1] * (self.dy.ndim - 2))
+        d = _positions_last(dy, self.units.count)
+        gram = torch.bmm(d.transpose(1, 2), d)
+        return (gram * self._patch_gram()).flatten(1).double().sum(1)
+
+    def _patch_gram(self) -> Tensor:
+        stride, padding, dilation, _ = self.settings
+        units = self.units.count
+        if set(stride) != {1}:
+            patches = F.unfold(self.x, self.weight_shape[2:], dilation, padding, stride)
+            p = _positions_last(patches, units)
+            return torch.bmm(p.transpose(1, 2), p)
+        x = F.pad(self.x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else self.x
+        rows, (height, width) = len(x) // units, x.shape[2:]
+        p = _positions_last(x, units)
+        gram = torch.bmm(p.transpose(1, 2), p).reshape(units, rows, height, width, rows, height, width)
+        high, wide = self.dy.shape[2:]
+        total: Tensor | None = None
+        for a in range(0, self.weight_shape[2] * dilation[0], dilation[0]):
+            for b in range(0, self.weight_shape[3] * dilation[1], dilation[1]):
+                shifted = gram[:, :, a : a + high, b : b + wide, :, a : a + high, b : b + wide]
+                total = shifted.clone(memory_format=torch.contiguous_format) if total is None else total.add_(shifted)
+        assert total is not None
+        return total.reshape(units, rows * high * wide, -1)
+
+    def filter_sums(self) -> Tensor:
+        """<g, 1> for every unit and output channel, without g."""
+        stride, padding, dilation, _ = self.settings
+        ones = self.x.new_ones((1, 1, *self.weight_shape[2:]))
+        box = F.conv2d(self.x.sum(1, keepdim=True), ones, None, stride, padding, dilation)
+        return self.units.sum(position_sums(self.dy * box))
+
+
+class LinearPair(Pair):
+    """Input [entries, positions, in] and gradient [entries, positions, out] of a linear layer."""
+
+    def one(self, entries: slice) -> Tensor:
+        return self.dy[entries].flatten(0, 1).t() @ self.x[entries].flatten(0, 1)
+
+    def unit_gradients(self, first: int, stop: int) -> Tensor:
+        if self.units.each is None:
+            return super().unit_gradients(first, stop)
+        x, dy = (self._by_unit(t)[first:stop] for t in (self.x, self.dy))
+        return torch.bmm(dy.transpose(1, 2), x)
+
+    def sum(self, factors: Tensor) -> Tensor:
+        x, dy = self.folded(factors)
+        return dy.flatten(0, 1).t() @ x.flatten(0, 1)
+
+    def squared_lengths(self, scale: Tensor | None) -> Tensor:
+        """|g|^2 per unit from Gram matrices over positions; units must have equally many rows."""
+        x, dy = self._by_unit(self.x), self._by_unit(self.dy if scale is None else self.dy * scale)
+        return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(dy, dy.transpose(1, 2))).flatten(1).double().sum(1)
+
+    def masked_outer_squares(self, mask: Tensor | None) -> Tensor:
+        """|g|^2 over the mask's coordinates, where every unit has one position: (dy^2)' M (x^2)."""
+        x, dy = self.x.flatten(0, 1).double().square(), self.dy.flatten(0, 1).double().square()
+        if mask is None:
+            return x.sum(1) * dy.sum(1)
+        if mask.ndim == 1:
+            return x.sum(1) * (dy @ mask.double())
+        return ((dy @ mask.double()) * x).sum(1)
+
+    def _by_unit(self, t: Tensor) -> Tensor:
+        return t.reshape(self.units.count, -1, t.shape[-1])
+
+
+def channels_last(t: Tensor) -> bool:
+    """Whether an image is laid out channels last, and not as usual."""
+    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+
+def position_sums(t: Tensor) -> Tensor:
+    """The sum over everything after rows and channels."""
+    return t if t.ndim == 2 else t.sum(tuple(range(2, t.ndim)))
+
+
+def matmul_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.T. On a CPU oneDNN's product is about twice as fast as the default one, where this build of torch offers it."""
+    if a.dtype == torch.float32 and a.device.type == "cpu" and _onednn is not None:
+        product: Tensor = _onednn(a, b, None, "none", [], "")
+        return product
+    return a @ b.t()
+
+
+def _find_onednn() -> Any:
+    """torch's oneDNN product of plain tensors, if it is there and right."""
+    try:
+        operator = torch.ops.mkldnn._linear_pointwise
+        a, b = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(4, 3)
+        return operator if torch.allclose(operator(a, b, None, "none", [], ""), a @ b.t()) else None
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
+
+
+_onednn = _find_onednn()
+
+
+def _positions_last(t: Tensor, units: int) -> Tensor:
+    """[rows, channels, ...] as [units, channels, rows * positions]."""
+    flat = t.flatten(2)
+    return flat.unflatten(0, (units, -1)).transpose(1, 2).flatten(2) if len(flat) != units else flat

@@ -1,0 +1,161 @@
+"""How a forward pass uses its parameters: operators are intercepted, not modules.
+
+A use is one call of a known operator whose weight and bias are parameters, or are computed from parameters alone (weight
+standardisation, parametrisations, views). During an ordinary forward pass every use runs on detached weights, and a tap on its
+output catches the output's gradient in the one backward pass. Autograd therefore computes no weight gradients, and whatever
+parameter the loss still reaches afterwards has been used in some other way: that is how nothing is ever left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sparsedp.engines.operators import OPERATORS, Call
+
+
+@dataclass(eq=False)
+class Use:
+    """One call of an operator with trained weights; `gradient` arrives in the backward pass."""
+
+    key: str
+    call: Call
+    weight: Tensor | None
+    """As given, with the graph that computed it from `leaves`; None where it does not train."""
+    bias: Tensor | None
+    leaves: tuple[str, ...]
+    """The parameters that weight and bias are, or are computed from."""
+    multiple: int
+    """Leading entries of the input per row."""
+    output: Tensor | None = None
+    output_version: int = 0
+
+    def intact_output(self) -> Tensor | None:
+        """The output, unless something wrote into it since."""
+        return self.output if self.output is not None and self.output._version == self.output_version else None
+
+
+OnGradient = Callable[[Use, Tensor, Tensor], None]
+"""(use, the operator's input, its output's gradient)"""
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, in place; its backward pass hands the gradient over."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, token: Tensor, source: Tensor, use: Use, receive: OnGradient) -> Tensor:
+        ctx.mark_dirty(output)
+        ctx.save_for_backward(source)
+        ctx.use, ctx.receive = use, receive
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (source,) = ctx.saved_tensors
+        ctx.receive(ctx.use, source, gradients[0])
+        ctx.use = ctx.receive = None
+        return gradients[0], None, None, None, None
+
+
+@dataclass(eq=False)
+class Tracer(TorchFunctionMode):
+    """Records the uses of `trained` while active. `only_known` are keys from a plan: a use outside it is left to autograd."""
+
+    trained: Mapping[str, nn.Parameter]
+    rows: int
+    receive: OnGradient
+    excluded: frozenset[str] = frozenset()
+    """Parameters whose uses are left to autograd."""
+    keep_outputs: frozenset[str] = frozenset()
+    """Keys of uses whose outputs are to be remembered."""
+    uses: list[Use] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._names = {id(p): name for name, p in self.trained.items()}
+        self._seen: dict[str, int] = {}
+        self.token = torch.zeros((), requires_grad=True)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = OPERATORS.get(func)
+        if operator is None or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        call = operator(*args, **kwargs)
+        use = self._use(call) if call is not None else None
+        if call is None or use is None:
+            return func(*args, **kwargs)
+        weight = call.weight.detach() if call.weight is not None else None
+        bias = call.bias.detach() if call.bias is not None else None
+        output = call.run(weight, bias)
+        if output._is_view():
+            output = output.clone()
+        call.weight, call.bias = weight, bias
+        source, call.input = call.input, None
+        output = _Tap.apply(output, self.token, source.detach(), use, self.receive)
+        if use.key in self.keep_outputs:
+            use.output, use.output_version = output.detach(), output._version
+        self.uses.append(use)
+        return output
+
+    def _use(self, call: Call) -> Use | None:
+        rows = len(call.input) if call.input.ndim else 0
+        trained = [t for t in (call.weight, call.bias) if t is not None and t.requires_grad]
+        if not trained or rows == 0 or rows % self.rows:
+            return None
+        leaves: dict[str, None] = {}
+        for tensor in trained:
+            found = self._leaves(tensor)
+            if found is None:
+                return None
+            leaves |= found
+        if not self.excluded.isdisjoint(leaves):
+            return None
+        first = next(iter(leaves))
+        self._seen[first] = self._seen.get(first, 0) + 1
+        key = first if self._seen[first] == 1 else f"{first}#{self._seen[first]}"
+        weight = call.weight if call.weight is not None and call.weight.requires_grad else None
+        bias = call.bias if call.bias is not None and call.bias.requires_grad else None
+        return Use(key, call, weight, bias, tuple(leaves), rows // self.rows)
+
+    def _leaves(self, tensor: Tensor) -> dict[str, None] | None:
+        """The trained parameters that a tensor is computed from; None if it is computed from anything else that trains."""
+        if tensor.grad_fn is None:
+            name = self._names.get(id(tensor))
+            return {name: None} if name is not None else None
+        leaves: dict[str, None] = {}
+        for node in graph_nodes(tensor.grad_fn):
+            if isinstance(node, _TAP_NODE):
+                return None
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                name = self._names.get(id(variable))
+                if name is None:
+                    return None
+                leaves[name] = None
+        return leaves
+
+    def reached(self, losses: Tensor) -> frozenset[str]:
+        """The parameters that the losses still depend on through autograd: those that were used in some other way."""
+        variables = (getattr(node, "variable", None) for node in graph_nodes(losses.grad_fn))
+        return frozenset(self._names[id(v)] for v in variables if v is not None and id(v) in self._names)
+
+
+_TAP_NODE: Any = _Tap._backward_cls
+
+
+def graph_nodes(root: Any) -> Iterator[Any]:
+    """Every node of an autograd graph, once."""
+    pending, seen = [root] if root is not None else [], {root}
+    while pending:
+        node = pending.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)

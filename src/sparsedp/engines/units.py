@@ -1,0 +1,45 @@
+"""Which rows belong to which unit, and sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sparsedp.dp.clipping import Rows
+
+
+class Units:
+    """The units of some rows. `each` is the number of rows that every unit has, or None where they differ."""
+
+    def __init__(self, rows: Rows, device: torch.device) -> None:
+        self.counts: list[int] = rows.counts.tolist()
+        self.count = rows.units
+        self.rows = len(rows.unit)
+        self.index = rows.unit.to(device)
+        self.each = self.counts[0] if self.counts and len(set(self.counts)) == 1 else None
+
+    def spans(self, first: int = 0, stop: int | None = None) -> Iterator[slice]:
+        """The rows of every unit in [first, stop)."""
+        start = sum(self.counts[:first])
+        for count in self.counts[first:stop]:
+            yield slice(start, start + count)
+            start += count
+
+    def row_weights(self) -> Tensor:
+        """1 / (rows of its unit), for every row: a unit's loss is the mean over its rows."""
+        return (1.0 / torch.tensor(self.counts, dtype=torch.float64, device=self.index.device))[self.index]
+
+    def of_rows(self, per_unit: Tensor) -> Tensor:
+        """A value per unit as a value per row."""
+        return per_unit if self.each == 1 else per_unit[self.index]
+
+    def sum(self, per_row: Tensor) -> Tensor:
+        """The sum over the rows of each unit; the first dimension may hold several consecutive entries per row."""
+        if len(per_row) != self.rows:
+            per_row = per_row.unflatten(0, (self.rows, -1)).sum(1)
+        if self.each is not None:
+            return per_row if self.each == 1 else per_row.unflatten(0, (self.count, self.each)).sum(1)
+        total = per_row.new_zeros((self.count, *per_row.shape[1:]))
+        return total.index_add_(0, self.index, per_row)

@@ -1,0 +1,176 @@
+"""The weight of one use of a convolution or linear layer: its units' squared norms now, its clipped sum later.
+
+A method is `source:fate`. Source: `direct` and `unfold` form each unit's gradient, `gram` finds its length without forming it, `outer`
+too where a unit has one position. Fate: `keep` stores the gradients until the clip factors are known; `fold` forgets them, and multiplies
+the factors into the output gradient for one ordinary weight gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsedp.dp.clipping import wide
+from sparsedp.dp.masks import Masks
+from sparsedp.engines.products import ConvolutionPair, LinearPair, Pair, channels_last, position_sums
+from sparsedp.engines.pullback import Direct, Gradients, Standardised
+from sparsedp.engines.tracing import Use
+from sparsedp.engines.units import Units
+
+Way = Direct | Standardised
+MakeWay = Callable[[Masks, tuple[int, ...]], Way]
+"""(masks, order of the weight's dimensions) -> the way back to the parameters."""
+
+LEAST_GAIN = 1e-2
+"""Below this gain, inner products with the filter are not read off the layer's output."""
+
+
+@dataclass(eq=False)
+class Part:
+    """What one use contributes: squared norms, per-unit gradients of small parameters, and how to sum the weight's."""
+
+    squares: Tensor
+    vectors: Gradients
+    sum: Callable[[Tensor], Gradients]
+    """The clip factors per unit -> the clipped sum by parameter."""
+
+
+def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool, output: bool) -> list[str]:
+    """The methods that give the right result for such a use."""
+    one_position = use.call.kind == "linear" and dy.numel() == units.count * dy.shape[-1]
+    if one_position and not standardised:
+        return ["outer:fold"]
+    found = ["direct:keep", "direct:fold"]
+    plain_image = use.call.kind == "conv" and dy.ndim == 4 and use.call.settings[3] == 1
+    if plain_image:
+        found += ["unfold:keep", "unfold:fold"]
+    whole = mask is None or (mask.ndim == 1 and (output or not standardised))
+    if whole and units.each is not None and (output or not standardised) and (plain_image or use.call.kind == "linear"):
+        found.append("gram:fold")
+    return found
+
+
+def needs_output(use: Use, standardised: bool) -> bool:
+    """Whether some method reads the gain's gradient off the output."""
+    return standardised and use.call.kind == "conv"
+
+
+def weight_part(use: Use, x: Tensor, dy: Tensor, units: Units, masks: Masks, make_way: MakeWay, name: str, method: str) -> Part:
+    """The part of the weight `name` of a use."""
+    source, fate = method.split(":")
+    mask = masks.get(name)
+    pair = _pair(use, x, dy, units, source)
+    way = make_way(masks, _order(pair))
+    by_gain = _gain_gradients(use, dy, units, way)
+    standardised = isinstance(way, Standardised)
+    grouped = use.call.kind == "conv" and use.call.settings[3] != 1
+    if mask is not None and mask.ndim == 1 and not grouped and (by_gain is not None or not standardised):
+        return _channels_part(use, x, dy, units, way, mask, by_gain, method)
+    if source == "gram" and standardised and by_gain is None:
+        source, pair = "direct", _pair(use, x, dy, units, "direct")
+        way = make_way(masks, _order(pair))
+    return _part(pair, way, source, fate, by_gain, mask)
+
+
+def _channels_part(
+    use: Use, x: Tensor, dy: Tensor, units: Units, way: Way, mask: Tensor, by_gain: Tensor | None, method: str
+) -> Part:
+    """Only the chosen output channels are looked at, so that everything shrinks with the drop rate."""
+    chosen = mask.nonzero().squeeze(1)
+    dim = 1 if use.call.kind == "conv" else dy.ndim - 1
+    source, fate = method.split(":")
+    few = _pair(use, x, dy.index_select(dim, chosen), units, source)
+    part = _part(few, way.channels(chosen), source, fate, None if by_gain is None else by_gain[:, chosen], None)
+    if isinstance(way, Standardised):
+        assert by_gain is not None
+        part.vectors = {way.gain_name: by_gain.reshape(-1, *way.gain_shape)}
+    return Part(part.squares, part.vectors, lambda factors: {n: _scatter(t, mask) for n, t in part.sum(factors).items()})
+
+
+def _scatter(rows: Tensor, mask: Tensor) -> Tensor:
+    whole = rows.new_zeros((len(mask), *rows.shape[1:]))
+    whole[mask] = rows
+    return whole
+
+
+def _part(pair: Pair, way: Way, source: str, fate: str, by_gain: Tensor | None, mask: Tensor | None) -> Part:
+    if source == "outer":
+        assert isinstance(pair, LinearPair)
+        return Part(pair.masked_outer_squares(mask), {}, _folding(pair, way))
+    if source == "gram":
+        return _gram_part(pair, way, by_gain)
+    squares, vectors, kept = [], [], []
+    step = pair.scratch_units
+    for first in range(0, units := pair.units.count, step):
+        gradients = pair.unit_gradients(first, min(first + step, units))
+        found, small = way.squares(gradients)
+        squares.append(found)
+        vectors.append(small)
+        if fate == "keep":
+            kept.append(gradients)
+    together = {name: torch.cat([v[name] for v in vectors]) for name in vectors[0]} if vectors else {}
+    return Part(torch.cat(squares), together, _keeping(kept, way, pair) if fate == "keep" else _folding(pair, way))
+
+
+def _gram_part(pair: Pair, way: Way, by_gain: Tensor | None) -> Part:
+    assert isinstance(pair, ConvolutionPair | LinearPair)
+    if isinstance(way, Direct):
+        return Part(pair.squared_lengths(None), {}, _folding(pair, way))
+    assert isinstance(pair, ConvolutionPair) and by_gain is not None
+    squares = way.squares_from_total(pair.squared_lengths(way.scale), pair.filter_sums(), by_gain)
+    return Part(squares, way.vector(by_gain), _folding(pair, way))
+
+
+def _folding(pair: Pair, way: Way) -> Callable[[Tensor], Gradients]:
+    return lambda factors: _in_weight_order(way.pull(pair.sum(factors)), way, pair)
+
+
+def _keeping(kept: list[Tensor], way: Way, pair: Pair) -> Callable[[Tensor], Gradients]:
+    def total(factors: Tensor) -> Gradients:
+        values, place = factors.tolist(), 0
+        result = torch.zeros_like(kept[0][0])
+        for gradients in kept:
+            for gradient in gradients:
+                if values[place] > 0:
+                    result.add_(gradient, alpha=values[place])
+                place += 1
+        return _in_weight_order(way.finish(result), way, pair)
+
+    return total
+
+
+def _in_weight_order(gradients: Gradients, way: Way, pair: Pair) -> Gradients:
+    order = _order(pair)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return {n: t.permute(back) if n == way.name else t for n, t in gradients.items()}
+
+
+def _order(pair: Pair) -> tuple[int, ...]:
+    return pair.order if isinstance(pair, ConvolutionPair) else tuple(range(len(pair.weight_shape)))
+
+
+def _pair(use: Use, x: Tensor, dy: Tensor, units: Units, source: str) -> Pair:
+    assert use.weight is not None
+    channels = dy.shape[1 if use.call.kind == "conv" else -1]
+    shape = torch.Size((channels, *use.weight.shape[1:]))
+    if use.call.kind == "conv":
+        return ConvolutionPair(x, dy, shape, use.call.settings, units, source == "unfold", channels_last(x))
+    return LinearPair(x, dy, shape, (), units)
+
+
+def _gain_gradients(use: Use, dy: Tensor, units: Units, way: Way) -> Tensor | None:
+    """<g, w^> / gain per unit and channel, from the layer's own output: (<dy, output> - bias * sum dy) / gain."""
+    output = use.intact_output()
+    if not isinstance(way, Standardised) or output is None or use.call.kind != "conv":
+        return None
+    bias: Any = use.call.bias
+    if float(way.gain.abs().min()) < LEAST_GAIN * (1 + (float(bias.abs().max()) if bias is not None else 0.0)):
+        return None
+    products = units.sum(position_sums(dy * output.to(dy.dtype)))
+    if bias is not None:
+        products = products - units.sum(position_sums(dy)) * bias.to(wide(bias.dtype))
+    return products / way.gain[:, 0]
