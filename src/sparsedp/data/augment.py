@@ -32,8 +32,11 @@ class Augmentation:
 
     def out_shape(self, shape: Shape) -> Shape:
         """The shape of a view of an image of this shape."""
+        if self.kind == "none":
+            return shape
         if self.kind != "imagenet":
-            require(self.pad <= min(shape[1:]), "pad", self.pad, f"a mirror cannot be wider than the image, {shape}", "lower it")
+            rule = f"a mirror cannot be wider than the image, {shape}"
+            require(self.pad <= min(shape[1:]), "pad", self.pad, rule, "lower it")
             return shape
         require(
             min(shape[1:]) >= CROP, "size", shape[1:], f"augment 'imagenet' cuts {CROP} x {CROP} pixels out",
@@ -89,11 +92,12 @@ def normalise(pixels: Tensor, normalisation: Normalisation) -> Tensor:
 
 def _mirrored(images: Tensor, pad: int) -> npt.NDArray[np.float32]:
     """[n, 2, H + 2 pad, W + 2 pad, C]: every image with its mirror around it, and the same with left and right exchanged."""
-    rows, columns = (np.pad(np.arange(side), pad, mode="symmetric") for side in images.shape[2:])
-    upright = rows[:, None] * images.shape[3] + columns
+    count, channels, height, width = images.shape
+    rows, columns = (np.pad(np.arange(side), pad, mode="symmetric") for side in (height, width))
+    upright = rows[:, None] * width + columns
     positions = np.stack([upright, upright[:, ::-1]])
-    flat = images.permute(0, 2, 3, 1).reshape(len(images), -1, images.shape[1]).numpy()
-    return np.take(flat, positions.reshape(-1), axis=1).reshape(len(images), *positions.shape, images.shape[1])
+    flat = images.permute(0, 2, 3, 1).reshape(count, height * width, channels).numpy()
+    return np.take(flat, positions.reshape(-1), axis=1).reshape(count, *positions.shape, channels)
 
 
 def _choices(
@@ -108,7 +112,11 @@ def _choices(
 
 
 def _cut(
-    source: npt.NDArray[np.float32], flip: npt.NDArray[np.intp], top: npt.NDArray[np.intp], left: npt.NDArray[np.intp], shape: Shape
+    source: npt.NDArray[np.float32],
+    flip: npt.NDArray[np.intp],
+    top: npt.NDArray[np.intp],
+    left: npt.NDArray[np.intp],
+    shape: Shape,
 ) -> Tensor:
     """The windows of the given size, copied row by row out of one view of all possible windows."""
     channels, height, width = shape

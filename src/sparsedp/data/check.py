@@ -31,12 +31,16 @@ class CheckReport:
     """Training rows whose pixels another unit has too. Their person has more than one unit: see docs/privacy.md."""
     overlap: int
     """Evaluation rows whose pixels are in the training set."""
+    checksum: str
+    """Of all training rows, their labels and units: tells a changed data set from the same one. Private, like the rest."""
 
     def sentences(self) -> tuple[str, ...]:
         """What the operator should know."""
         said = []
         if self.duplicates:
-            said.append(f"{self.duplicates} training images are exact copies of another unit's: the guarantee protects each copy alone")
+            said.append(
+                f"{self.duplicates} training images are exact copies of another unit's: the guarantee protects each copy alone"
+            )
         if self.overlap:
             said.append(f"{self.overlap} evaluation images are in the training set too: accuracy is overstated")
         return tuple(said)
@@ -54,13 +58,18 @@ def check(data: DataSet, allow_overlap: bool | None = None) -> CheckReport:
     if data.evaluation is not None:
         evaluation, bad = _inspect(data.evaluation, "evaluation")
         problems += bad
-    report = CheckReport(_copies(train, data.train), int(np.isin(evaluation, train).sum()))
+    report = CheckReport(_copies(train, data.train), int(np.isin(evaluation, train).sum()), _checksum(train, data.train))
     if report.overlap and not (data.name in PUBLISHED if allow_overlap is None else allow_overlap):
         problems.append(f"{report.overlap} evaluation images are in the training set too; remove them from one of the two.")
     if problems:
         rest = [f"and {len(problems) - SHOWN} more."] if len(problems) > SHOWN else []
         raise together(f"the data set {data.name!r} cannot be used:", problems[:SHOWN] + rest)
     return report
+
+
+def _checksum(digests: Digests, images: Images) -> str:
+    units = b"" if images.units is None else images.units.numpy().tobytes()
+    return hashlib.sha256(digests.tobytes() + _labels(images).numpy().tobytes() + units).hexdigest()
 
 
 def _missing_classes(data: DataSet) -> list[str]:

@@ -43,6 +43,8 @@ def decode_image(content: bytes, channels: int, size: int) -> Pixels:
                 return _shaped(image, channels, size)
     except Undecodable:
         raise
+    except Image.DecompressionBombError:
+        raise Undecodable(f"it claims more than {MAX_PIXELS} pixels") from None
     except Image.UnidentifiedImageError:
         raise Undecodable(f"it is not an image of a known format ({', '.join(FORMATS)})") from None
     except Exception:  # noqa: BLE001 - decoders raise many things on damaged input, some with the input in the message
@@ -77,7 +79,7 @@ def _shaped(image, channels: int, size: int) -> Pixels:  # type: ignore[no-untyp
     if image.size != (size, size):
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
-        image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+        image = image.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BICUBIC)
     array = np.asarray(image)
     if deep:
         grey = np.clip(np.rint(array), 0, 65535).astype(np.uint16)[None]

@@ -67,7 +67,9 @@ def fetch(name: str, attempts: int = ATTEMPTS) -> Path:
             raise _failed(name, remote, file, f"the download failed ({type(error).__name__})") from error
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise UsageError(f"the cache folder is {str(folder)!r}, but it cannot be used ({reason}); set SPARSEDP_CACHE.") from error
+            raise UsageError(
+                f"the cache folder is {str(folder)!r}, but it cannot be used ({reason}); set SPARSEDP_CACHE."
+            ) from error
     return folder
 
 

@@ -31,7 +31,9 @@ def reading(path: Path) -> Iterator[None]:
     except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError) as error:
         raise broken(path, "it is cut short or damaged: it cannot be decompressed") from error
     except OSError as error:
-        raise wrong("the file", str(path), f"it cannot be read ({error.strerror or type(error).__name__})", "check it") from error
+        raise wrong(
+            "the file", str(path), f"it cannot be read ({error.strerror or type(error).__name__})", "check it"
+        ) from error
 
 
 def read_bytes(path: Path, limit: int = 256 * MIB) -> bytes:
@@ -48,7 +50,9 @@ def existing(folder: Path, names: Sequence[str]) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise wrong("the folder", str(folder), f"it holds none of {', '.join(names)}", "give the folder with the files as --data.dir")
+    raise wrong(
+        "the folder", str(folder), f"it holds none of {', '.join(names)}", "give the folder with the files as --data.dir"
+    )
 
 
 def read_members(archive: Path, names: Sequence[str], limit: int = 256 * MIB) -> Iterator[tuple[str, bytes]]:

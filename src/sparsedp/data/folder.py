@@ -52,7 +52,9 @@ def list_folder(place: Path) -> Listing:
     roots = {name: place / name for name in splits} if "train" in splits else {"train": place}
     classes = tuple(_folders(roots["train"]))
     if not classes:
-        raise wrong("the folder", str(roots["train"]), "it has no sub-folder per class", "move each class into a folder of its own")
+        raise wrong(
+            "the folder", str(roots["train"]), "it has no sub-folder per class", "move each class into a folder of its own"
+        )
     entries = []
     for split, root in roots.items():
         if strange := set(_folders(root)) - set(classes):

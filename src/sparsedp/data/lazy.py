@@ -99,5 +99,7 @@ class LazyImages:
         if isinstance(found, Undecodable):
             return f"the file is {self.source.name(row)!r}, but {found}; mend or remove it."
         if (found.dtype == np.uint16) != (self.dtype == torch.uint16):
-            return f"the file is {self.source.name(row)!r}, but it has other than the first file's bits; convert all to one depth."
+            return (
+                f"the file is {self.source.name(row)!r}, but it has other than the first file's bits; convert all to one depth."
+            )
         return None

@@ -147,7 +147,7 @@ def blank_broken(batch: Batch) -> Batch:
     if bool(batch.valid.all()):
         return batch
     pixels, labels = batch.pixels.clone(), batch.labels.clone()
-    pixels[~batch.valid] = 0
+    pixels.numpy()[~batch.valid.numpy()] = 0  # torch has no masked assignment for uint16
     labels[~batch.valid] = 0
     return replace(batch, pixels=pixels, labels=labels)
 
