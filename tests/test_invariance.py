@@ -60,7 +60,7 @@ def test_the_noise_of_a_step_is_added_once_whatever_the_parts() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_ranks(ranks: int, exact: bool) -> None:
     """Each rank sums its share; the reduced sum gets the same noise as one process would add, once."""
-    made = world("conv", torch.float64)
+    made = world("linear", torch.float64)
     chosen = settings_for(made, drop="random", drop_rate=0.5, exact=exact)
     shares: list[ClippedSum] = []
 
