@@ -42,7 +42,9 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
         except (UsageError, OSError, ValueError) as error:
             problems.append(str(error))
     if paths:
-        raise UsageError(f"No checkpoint in {folder} is whole: {' '.join(problems)} Start a new run; what this one spent stays spent.")
+        raise UsageError(
+            f"No checkpoint in {folder} is whole: {' '.join(problems)} Start a new run; what this one spent stays spent."
+        )
     return None
 
 

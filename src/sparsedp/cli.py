@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -128,6 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         sys.stderr.write(f"sparsedp: {error}\n")
         return SAID
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the reader has gone; let nothing be flushed to it at exit
+        return 141
     except KeyboardInterrupt:
         sys.stderr.write("sparsedp: interrupted; a run that was training goes on from its last checkpoint.\n")
         return 130
@@ -137,7 +141,9 @@ def overview() -> str:
     """The help of the whole program."""
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {name:{width}}  {(kind.__doc__ or '').splitlines()[0]}" for name, kind in VERBS.items())
-    recipes = "\n".join(f"  {name:{max(map(len, RECIPES))}}  {(make.__doc__ or '').splitlines()[0]}" for name, make in RECIPES.items())
+    recipes = "\n".join(
+        f"  {name:{max(map(len, RECIPES))}}  {(make.__doc__ or '').splitlines()[0]}" for name, make in RECIPES.items()
+    )
     return (
         "sparsedp: train image classifiers under differential privacy, sparsely\n\n"
         f"usage: sparsedp COMMAND ...   ({', '.join(TAKES_RECIPE)} take a RECIPE first)\n\n"

@@ -63,7 +63,9 @@ def make_folder(path: Path, mode: int = 0o755) -> Path:
 def cannot_write(path: Path, error: OSError) -> UsageError:
     """The error for a path that cannot be written; the last whole version of the file is still there."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return UsageError(f"{path} cannot be written ({reason}); free space or choose another folder, nothing that was saved is lost.")
+    return UsageError(
+        f"{path} cannot be written ({reason}); free space or choose another folder, nothing that was saved is lost."
+    )
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:

@@ -72,8 +72,6 @@ class Linearised:
         """All outputs of the linearised network for the all-ones input."""
         self._weights, self._observe = weights, observe
         ones = torch.ones(1, *self._shape, dtype=self._dtype, device=self._device)
-        if len(self._shape) == 3:
-            ones = ones.contiguous(memory_format=torch.channels_last)
         try:
             found = self._model(Flow.of(ones, 0, self))
         finally:

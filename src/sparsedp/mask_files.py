@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors.numpy import save as to_bytes
 from torch import Tensor, nn
 
 from sparsedp.apply_masks import check_fit
+from sparsedp.disk import write_bytes
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import Layer, maskable_layers
 from sparsedp.errors import UsageError
@@ -29,16 +29,7 @@ def save(path: str | Path, pruned: Pruned) -> Path:
     path = Path(path)
     packed = {name: np.packbits(mask.cpu().numpy().reshape(-1)) for name, mask in pruned.masks.items()}
     blob = to_bytes(packed, metadata={FORMAT: json.dumps(_describe(pruned))})
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise UsageError(f"The mask cannot be written to {path} ({error.strerror}); choose another place.") from None
+    write_bytes(path, blob)
     return path
 
 

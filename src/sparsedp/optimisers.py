@@ -88,7 +88,9 @@ class Guard:
         if place not in self._initial:
             probe = nn.Parameter(torch.zeros(2, dtype=p.dtype, device=p.device))
             probe.grad = torch.zeros_like(probe)
-            options = {k: v for k, v in optimizer.param_groups[place].items() if k not in ("params", "initial_lr", "param_names")}
+            options = {
+                k: v for k, v in optimizer.param_groups[place].items() if k not in ("params", "initial_lr", "param_names")
+            }
             fresh = type(optimizer)([probe], **{k: v for k, v in options.items() if k in _arguments(type(optimizer))})
             fresh.step()
             self._initial[place] = {k: float(v[0]) for k, v in _elementwise_state(fresh, probe).items()}
@@ -102,7 +104,9 @@ def _arguments(kind: type) -> set[str]:
 def _elementwise_state(optimizer: torch.optim.Optimizer, p: nn.Parameter, clone: bool = False) -> dict[str, Tensor]:
     state = optimizer.state.get(p, {})
     return {
-        k: (v.detach().clone() if clone else v) for k, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape and v.ndim
+        k: (v.detach().clone() if clone else v)
+        for k, v in state.items()
+        if isinstance(v, Tensor) and v.shape == p.shape and v.ndim
     }
 
 

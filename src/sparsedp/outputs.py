@@ -28,7 +28,9 @@ def write(
     """Everything that a finished run publishes. The summary comes last: a run is finished when it is there."""
     m = setting.run.mechanism
     spent = epsilon(ledger, m.delta, m.accountant, m.neighbouring)
-    facts = describe(setting.run.model.name, setting.dataset.classes, setting.dataset.train.shape, vars(setting.dataset.normalisation))
+    facts = describe(
+        setting.run.model.name, setting.dataset.classes, setting.dataset.train.shape, vars(setting.dataset.normalisation)
+    )
     public = setting.folder.public
     save_safetensors(learner.model, public / "model.safetensors", facts)
     if learner.average is not None:
@@ -105,7 +107,7 @@ def _tensorboard(setting: Setting, line: Mapping[str, Any]) -> None:
 
 
 def _export(setting: Setting, model: nn.Module) -> None:
-    shape = setting.spec.out_shape(setting.dataset.train.shape)
+    shape = setting.parts.shape
     for kind in setting.run.runtime.export:
         if kind == "onnx":
             export_onnx(model, shape, setting.folder.public / "model.onnx")
@@ -121,7 +123,7 @@ def model_card(setting: Setting, summary: Mapping[str, Any]) -> str:
         "",
         f"- Privacy: {summary['stamp']}; epsilon {number(summary['epsilon'])} at delta {summary['delta']:g} ({summary['accountant']}, "
         f"{summary['neighbouring']}); see privacy.md.",
-        f"- Input: {' x '.join(map(str, setting.spec.out_shape(dataset.train.shape)))}, normalised by mean "
+        f"- Input: {' x '.join(map(str, setting.parts.shape))}, normalised by mean "
         f"{list(dataset.normalisation.mean)} and standard deviation {list(dataset.normalisation.std)} on the scale from 0 to 1.",
         f"- Classes: {len(dataset.classes)} ({', '.join(dataset.classes[:20])}{', ..' if len(dataset.classes) > 20 else ''}).",
         f"- Training: {summary['steps']} steps of an expected {summary['batch_size']} of {summary['num_units']} units, "
@@ -137,7 +139,9 @@ def model_card(setting: Setting, summary: Mapping[str, Any]) -> str:
     if recall is None:
         return "\n".join([*lines[:-2], "No evaluation data were declared.", ""])
     rows = [f"| {name} | {number(value)} |" for name, value in zip(dataset.classes, recall, strict=True)]
-    return "\n".join([*lines, "| class | recall |", "|---|---|", *rows, "", f"Written {time.strftime('%Y-%m-%d', time.gmtime())}.", ""])
+    return "\n".join(
+        [*lines, "| class | recall |", "|---|---|", *rows, "", f"Written {time.strftime('%Y-%m-%d', time.gmtime())}.", ""]
+    )
 
 
 def number(value: float | None) -> str:

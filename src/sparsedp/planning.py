@@ -85,7 +85,11 @@ def _snip_noise(m: Mechanism, s: Sparsity, num_units: int) -> float | None:
     if s.snip_noise_multiplier is not None:
         return s.snip_noise_multiplier
     require(
-        s.snip_share is None or m.epsilon is not None, "snip_share", s.snip_share, "a share needs a total", "give epsilon, or snip_epsilon instead"
+        s.snip_share is None or m.epsilon is not None,
+        "snip_share",
+        s.snip_share,
+        "a share needs a total",
+        "give epsilon, or snip_epsilon instead",
     )
     return calibrate_snip(
         m.delta, own=s.snip_epsilon, total=m.epsilon, share=s.snip_share, rate=snip_batch(s, num_units) / num_units,

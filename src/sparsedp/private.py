@@ -1,16 +1,15 @@
 """Private training around a loop of one's own: the model, the optimiser and the scheduler stay what they are.
 
-    private = sparsedp.attach(model, optimizer, loss, num_examples=50_000, batch_size=1024, epsilon=3.0, steps=1000)
-    for batch in private.batches(data):
-        private.backward(batch)
-        optimizer.step()
-    print(private.spent())
+private = sparsedp.attach(model, optimizer, loss, num_examples=50_000, batch_size=1024, epsilon=3.0, steps=1000)
+for batch in private.batches(data):
+    private.backward(batch)
+    optimizer.step()
+print(private.spent())
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -98,7 +97,13 @@ class Private:
 
     def backward(self, batch: Batch) -> None:
         """Put the private gradient of a batch into `.grad`. The cost is in the ledger before anything is read."""
-        require(batch.step == self.taken, "the batch's step", batch.step, f"the next step is {self.taken}", "use each batch once, in order")
+        require(
+            batch.step == self.taken,
+            "the batch's step",
+            batch.step,
+            f"the next step is {self.taken}",
+            "use each batch once, in order",
+        )
         engine = self.prepare(batch.source)
         while True:
             try:
@@ -180,7 +185,9 @@ class Private:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory could not be had."""
     words = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+    )
 
 
 def seeded(engine: Engine, key: Key, step: int) -> Engine:
@@ -230,14 +237,21 @@ def attach(
     `loss(output, targets)` returns one number per row. `num_examples` counts the privacy units; it is public, and stated
     rather than inferred. `ledger` holds what was spent on the data before, such as DP-SNIP's release.
     """
-    require(0.0 <= drop_rate < 1.0, "drop_rate", drop_rate, "a rate is the fraction dropped, in [0, 1)", "0.9 drops nine tenths")
-    require(num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state the number of training examples")
+    require(
+        0.0 <= drop_rate < 1.0, "drop_rate", drop_rate, "a rate is the fraction dropped, in [0, 1)", "0.9 drops nine tenths"
+    )
+    require(
+        num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state the number of training examples"
+    )
     asked = Mechanism(
         epsilon=epsilon, noise_multiplier=noise_multiplier, steps=steps, delta=delta, batch_size=batch_size, clip=clip,
     )  # fmt: skip
     solved = budget(Run(mechanism=asked), num_examples, before=ledger)
     if delta >= 1 / num_examples:
-        warnings.warn(f"delta {delta} is at least 1/{num_examples}: it would allow one record to be published; choose a smaller one.", stacklevel=2)
+        warnings.warn(
+            f"delta {delta} is at least 1/{num_examples}: it would allow one record to be published; choose a smaller one.",
+            stacklevel=2,
+        )
     settings = Settings(
         num_units=num_examples, batch_size=batch_size, noise_multiplier=solved.noise_multiplier, clip=clip, drop=drop,
         drop_rate=drop_rate, layers=maskable_layers(model, granularity, maskable), pruned=pruned or {}, unit_norm=unit_norm, exact=exact,

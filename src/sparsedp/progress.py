@@ -56,7 +56,10 @@ class TerminalReporter:
         speed = (taken - self._at) * self._plan.batch_size / max(time.monotonic() - self._began, 1e-9)
         target = self._plan.target or self._plan.spent.epsilon
         self._bar.update(
-            self._task, completed=taken, spent=f"epsilon <= {number(self.spent_at(taken))} of {number(target)}", speed=f"{speed:.0f}/s"
+            self._task,
+            completed=taken,
+            spent=f"epsilon <= {number(self.spent_at(taken))} of {number(target)}",
+            speed=f"{speed:.0f}/s",
         )
 
     def spent_at(self, taken: int) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparsedp import checkpoint, disk, keys
+from sparsedp import disk, keys
 from sparsedp.config import Run
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.randomness import Key
@@ -43,7 +43,9 @@ class RunDir:
             disk.write_json(recorded, describe(run))
             return folder
         if (folder.public / "summary.json").exists():
-            raise UsageError(f"The run in {path} is finished; name another --run-dir, or look at it with 'sparsedp evaluate {path}'.")
+            raise UsageError(
+                f"The run in {path} is finished; name another --run-dir, or look at it with 'sparsedp evaluate {path}'."
+            )
         differences = different(disk.read_json(recorded, "the run's configuration"), describe(run))
         if differences:
             raise UsageError(
@@ -130,7 +132,8 @@ def run_of(recorded: Any) -> Run:
     assert kinds.keys() == parts.keys()
     try:
         made = {
-            name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in recorded[name].items()}) for name, kind in parts.items()
+            name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in recorded[name].items()})
+            for name, kind in parts.items()
         }
     except (TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"The configuration cannot be read ({error}); use the version of sparsedp that wrote it.") from error

@@ -41,7 +41,9 @@ class TensorSource:
     def __init__(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
         leaves = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
         sizes = {len(leaf) for leaf in leaves}
-        require(len(sizes) == 1, "the numbers of rows", sorted(sizes), "inputs and targets have as many", "check what was passed")
+        require(
+            len(sizes) == 1, "the numbers of rows", sorted(sizes), "inputs and targets have as many", "check what was passed"
+        )
         self._inputs, self._targets = inputs, targets
         self._index = _index(sizes.pop(), units)
         self.num_units = self._index.count
@@ -82,7 +84,13 @@ class DatasetSource:
 
 def _index(rows: int, units: Tensor | None) -> UnitIndex:
     numbers = torch.arange(rows) if units is None else torch.as_tensor(units).to(torch.int64).cpu()
-    require(numbers.shape == (rows,), "the shape of the unit numbers", tuple(numbers.shape), f"there are {rows} rows", "give one per row")
+    require(
+        numbers.shape == (rows,),
+        "the shape of the unit numbers",
+        tuple(numbers.shape),
+        f"there are {rows} rows",
+        "give one per row",
+    )
     require(rows > 0, "the number of rows", rows, "there must be at least one", "check the data set")
     require(int(numbers.min()) >= 0, "the lowest unit number", int(numbers.min()), "units are numbered from 0", "renumber them")
     index = UnitIndex.of(numbers)
@@ -127,6 +135,4 @@ def as_source(data: Any, units: Tensor | None = None, collate: Collate | None = 
 
 def _highest(targets: Any) -> Any:
     """One made-up target row with the types of the real ones; integers show the highest class, which is public."""
-    return tree_map_only(
-        Tensor, lambda t: t[:1] if t.is_floating_point() else torch.full_like(t[:1], int(t.max())), targets
-    )
+    return tree_map_only(Tensor, lambda t: t[:1] if t.is_floating_point() else torch.full_like(t[:1], int(t.max())), targets)

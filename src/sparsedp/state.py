@@ -91,14 +91,18 @@ def take_up(
         progress = Progress(**state["progress"])
         learner.load(state)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise UsageError(f"The checkpoint in {folder.states} does not fit this run ({type(error).__name__}); start a new run.") from error
+        raise UsageError(
+            f"The checkpoint in {folder.states} does not fit this run ({type(error).__name__}); start a new run."
+        ) from error
     charged = counted - progress.extra
     if charged < progress.taken:
         raise UsageError(
             f"The ledger in {folder.public} counts {counted} steps, but the checkpoint has taken {progress.taken + progress.extra}: "
             "it is older than the run; restore the right ledger.json, or start a new run and count this one as spent."
         )
-    changed = sorted(k for k in {*state["bits_depend_on"], *bits_depend_on} if state["bits_depend_on"].get(k) != bits_depend_on.get(k))
+    changed = sorted(
+        k for k in {*state["bits_depend_on"], *bits_depend_on} if state["bits_depend_on"].get(k) != bits_depend_on.get(k)
+    )
     if not changed:
         return progress, charged, problems
     replayed = charged - progress.taken

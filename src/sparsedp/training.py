@@ -10,28 +10,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from sparsedp import data, models, outputs, state
+from sparsedp import data, outputs, state
+from sparsedp.assembly import Parts, assemble, load_data
 from sparsedp.budget_file import BudgetFile, home
 from sparsedp.config import Run
 from sparsedp.data import DataSet
-from sparsedp.data.augment import Augmentation
 from sparsedp.dp.clipping import Loss
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import maskable_layers
 from sparsedp.dp.mechanism import Settings
-from sparsedp.dp.randomness import Key, raw
-keep_memory = lambda: None
-from sparsedp.environment import fingerprint, pick_device
-from sparsedp.errors import UsageError
+from sparsedp.dp.randomness import Key
+from sparsedp.engines.memory import keep_memory
+from sparsedp.environment import fingerprint
 from sparsedp.evaluation import Metrics, evaluate
-from sparsedp.images import ImageSource, plain_batches
+from sparsedp.images import plain_batches
 from sparsedp.optim import average_of, optimizer_for, scheduler_for
 from sparsedp.planning import Budget, budget
 from sparsedp.private import Private
-from sparsedp.prune_run import Pruned, prune_for_run
+from sparsedp.prune_run import before_training, prune_for_run
+from sparsedp.pruning import Pruned
 from sparsedp.rundir import RunDir
 from sparsedp.sources import Source
 from sparsedp.state import Learner, Progress
@@ -76,17 +75,20 @@ class Result:
 class Setting:
     """All that a run has before its first step."""
 
-    run: Run
+    parts: Parts
     folder: RunDir
-    dataset: DataSet
-    spec: Augmentation
-    device: torch.device
-    data_checksum: str
     plan: Budget
     key: Key
-    model: nn.Module
-    loss: Loss
     reporter: Reporter
+    data_checksum: str
+
+    @property
+    def run(self) -> Run:
+        return self.parts.run
+
+    @property
+    def dataset(self) -> DataSet:
+        return self.parts.dataset
 
 
 def train(
@@ -116,44 +118,27 @@ def train(
     setting.folder.finish()
     setting.reporter.finish(summary)
     average = None if learner.average is None else learner.average.module
-    return Result(summary, setting.model, average, private.ledger, setting.folder.path)
+    return Result(summary, setting.parts.model, average, private.ledger, setting.folder.path)
 
 
 def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter) -> Setting:
-    """Read and check the data, solve the budget, build the model, open the folder. Nothing is spent."""
-    device = pick_device(run.runtime.device)
-    if run.runtime.threads is not None:
-        torch.set_num_threads(run.runtime.threads)
-    dataset = data.load(run.data)
-    spec = Augmentation(run.data.augment, dataset.normalisation, run.data.pad)
-    plan = budget(run, dataset.train.num_units)
+    """Read and check the data, solve the budget, open the folder, build the model. Nothing is spent."""
+    dataset = load_data(run)
+    plan = budget(run, dataset.train.num_units, before_training(run))
     folder = RunDir.open(path, run)
     checked = data.check(dataset)
-    for line in checked.sentences():
+    for line in (*plan.spent.warnings, *checked.sentences()):
         reporter.note(line)
     key = folder.key(run.runtime.key)
-    generator = torch.Generator().manual_seed(int.from_bytes(raw(key, 8, "initialisation"), "little") >> 1)
-    model, done = models.prepare(run.model, spec.out_shape(dataset.train.shape), len(dataset.classes), generator)
-    for line in done.lines():
+    parts = assemble(run, dataset, key, loss)
+    for line in parts.notes:
         reporter.note(line)
-    model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    chosen = loss or (multilabel_loss if dataset.multilabel else single_label_loss)
-    return Setting(run, folder, dataset, spec, device, checked.checksum, plan, key, model, chosen, reporter)
+    return Setting(parts, folder, plan, key, reporter, checked.checksum)
 
 
 def _budget_place(setting: Setting) -> tuple[Path, str, str]:
     """The data set's budget file, its name, and this run's name in it."""
     return home() / f"{setting.data_checksum[:24]}.json", setting.dataset.name, str(setting.folder.path.resolve())
-
-
-def single_label_loss(output: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each row."""
-    return functional.cross_entropy(output, labels, reduction="none")
-
-
-def multilabel_loss(output: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross entropy of each row, averaged over its labels."""
-    return functional.binary_cross_entropy_with_logits(output, labels, reduction="none").mean(dim=1)
 
 
 def step_settings(setting: Setting, pruned: Pruned | None, trained: nn.Module) -> Settings:
@@ -169,7 +154,7 @@ def step_settings(setting: Setting, pruned: Pruned | None, trained: nn.Module) -
 
 def _begin(setting: Setting, pruned: Pruned | None) -> tuple[Learner, Private, Source, Progress]:
     """Optimiser, average and private side, as at the start or as the last checkpoint has them."""
-    run, folder, model = setting.run, setting.folder, setting.model
+    run, folder, model = setting.run, setting.folder, setting.parts.model
     optimizer = optimizer_for(model, run.optim)
     average = None if run.optim.average_decay is None else average_of(model, run.optim.average_decay)
     learner = Learner(model, average, optimizer, scheduler_for(optimizer, run.optim, setting.plan.steps))
@@ -179,26 +164,32 @@ def _begin(setting: Setting, pruned: Pruned | None) -> tuple[Learner, Private, S
         setting.reporter.note(line)
     key = progress.key(setting.key)
     private = Private(
-        model, optimizer, setting.loss, step_settings(setting, pruned, model), steps=setting.plan.steps - progress.extra, key=key,
+        model, optimizer, setting.parts.loss, step_settings(setting, pruned, model), steps=setting.plan.steps - progress.extra, key=key,
         engine=run.runtime.engine, micro_batch=run.runtime.micro_batch, on_spend=folder.write_ledger,
         on_plan=lambda step, plan: folder.write_plans(private.plans),
     )  # fmt: skip
     private.resume(progress.taken, ledger, charged, folder.read_plans())
-    source = ImageSource(setting.dataset, setting.spec, run.data.views, key, setting.device)
+    source = setting.parts.source(key)
     state.save(folder, learner, progress, bits_depend_on(setting))
     return learner, private, source, progress
 
 
 def bits_depend_on(setting: Setting) -> dict[str, Any]:
     """What must be equal for a replayed step to be equal to the bit; `data` is a checksum, and stays in private/."""
-    return {**fingerprint(setting.device), "data": setting.data_checksum}
+    return {**fingerprint(setting.parts.device), "data": setting.data_checksum}
 
 
 def _loop(
-    setting: Setting, learner: Learner, private: Private, source: Source, progress: Progress, began: float, stop: Callable[[], bool]
+    setting: Setting,
+    learner: Learner,
+    private: Private,
+    source: Source,
+    progress: Progress,
+    began: float,
+    stop: Callable[[], bool],
 ) -> float:
     """The training loop. Returns the seconds it took, over all resumptions."""
-    run, runtime = setting.run, setting.run.runtime
+    runtime = setting.run.runtime
     begun = learner.model.training
     learner.model.train()
 
@@ -233,7 +224,7 @@ def _autocast(setting: Setting) -> Iterator[None]:
     if setting.run.runtime.autocast == "none":
         yield
     else:
-        with torch.autocast(setting.device.type, dtype=torch.bfloat16):
+        with torch.autocast(setting.parts.device.type, dtype=torch.bfloat16):
             yield
 
 
@@ -245,7 +236,7 @@ def _evaluate(setting: Setting, learner: Learner) -> dict[str, Metrics]:
     candidates = {"last": learner.model, "average": None if learner.average is None else learner.average.module}
     classes, several = len(setting.dataset.classes), setting.dataset.multilabel
     return {
-        name: evaluate(model, plain_batches(images, setting.spec, setting.device), classes, several)
+        name: evaluate(model, plain_batches(images, setting.parts.spec, setting.parts.device), classes, several)
         for name, model in candidates.items()
         if model is not None
     }

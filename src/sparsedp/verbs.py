@@ -10,19 +10,23 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 from torch import nn
 
 from sparsedp import account as accounts
-from sparsedp import cli, data, disk, models, rundir, training
+from sparsedp import cli, data, disk, mask_files, models, rundir, training
+from sparsedp.apply_masks import prepare_for
 from sparsedp.config import Run
 from sparsedp.data import DataSet
 from sparsedp.data.augment import Augmentation, evaluation_view
+from sparsedp.data.decoding import Undecodable, decode_file
 from sparsedp.environment import pick_device
 from sparsedp.errors import UsageError, require
 from sparsedp.evaluation import evaluate as measure
 from sparsedp.images import plain_batches
+from sparsedp.models.export import read_metadata
+from sparsedp.models.weights import read_state
 from sparsedp.outputs import number
-from sparsedp.planning import Budget, budget
 from sparsedp.progress import TerminalReporter
 
 
@@ -92,7 +96,9 @@ def evaluate(options: cli.Evaluate) -> int:
     if dataset.evaluation is None:
         raise UsageError("The run declared no evaluation data; evaluate it with a data set that has a test split.")
     device = pick_device("auto")
-    result = measure(model.to(device), plain_batches(dataset.evaluation, spec, device), len(dataset.classes), dataset.multilabel)
+    result = measure(
+        model.to(device), plain_batches(dataset.evaluation, spec, device), len(dataset.classes), dataset.multilabel
+    )
     if options.json:
         cli.print_json(result.to_json())
         return 0
@@ -120,42 +126,46 @@ def finished_run(path: Path, moved: str | None, average: bool) -> tuple[Run, Dat
 
 def load_model(path: Path, average: bool) -> tuple[Run, nn.Module, int, tuple[int, int, int]]:
     """A finished run's configuration and model, and its numbers of classes and shape, from public/ alone."""
-    from sparsedp.apply_masks import prepare_for
-    from sparsedp.models.export import read_metadata
-    from sparsedp.models.weights import read_state
-
     public = path / "public"
     run = rundir.run_of(disk.read_json(public / "config.json", "the run's configuration"))
     weights = public / ("average.safetensors" if average else "model.safetensors")
     if not weights.exists():
-        raise UsageError(f"{path} has no {weights.name}: the run is not finished, or kept no average; finish it with 'sparsedp train'.")
-    facts = {name: json.loads(value) for name, value in read_metadata(weights).items()}
-    classes, shape = len(facts["classes"]), tuple(facts["shape"])
-    spec = dataclasses.replace(run.model, weights=None)
-    spec_shape = Augmentation(run.data.augment, data.Normalisation(*map(tuple, facts["normalisation"].values())), run.data.pad)
-    model, _ = models.prepare(spec, spec_shape.out_shape(shape), classes)
-    state = read_state(weights)
-    prepare_for(model, state)
-    model.load_state_dict(state)
-    return run, model.eval(), classes, shape  # type: ignore[return-value]
+        raise UsageError(
+            f"{path} has no {weights.name}: the run is not finished, or kept no average; finish it with 'sparsedp train'."
+        )
+    facts = _facts(weights)
+    classes, shape = len(facts["classes"]), (facts["shape"][0], facts["shape"][1], facts["shape"][2])
+    model, _ = models.prepare(dataclasses.replace(run.model, weights=None), _spec(run, facts).out_shape(shape), classes)
+    if (public / "mask.safetensors").exists():
+        prepare_for(model, mask_files.load(public / "mask.safetensors", model).masks, run.sparsity.pruned_weights)
+    model.load_state_dict(read_state(weights))
+    return run, model.eval(), classes, shape
+
+
+def _facts(weights: Path) -> dict[str, Any]:
+    """What a weights file says about itself."""
+    try:
+        return {name: json.loads(value) for name, value in read_metadata(weights).items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(f"{weights} cannot be read ({type(error).__name__}); restore it, or train again.") from error
+
+
+def _spec(run: Run, facts: Mapping[str, Any]) -> Augmentation:
+    shown = facts["normalisation"]
+    return Augmentation(run.data.augment, data.Normalisation(tuple(shown["mean"]), tuple(shown["std"])), run.data.pad)
 
 
 def predict(options: cli.Predict) -> int:
     """`sparsedp predict`: the class of each image and how sure the model is."""
-    from sparsedp.data.decoding import decode_file
-    from sparsedp.models.export import read_metadata
-
     if not options.images:
         raise UsageError("predict needs at least one image file after the run; give their paths.")
     run, model, _, shape = load_model(options.run, options.average)
-    name = "average" if options.average else "model"
-    facts = {k: json.loads(v) for k, v in read_metadata(options.run / "public" / f"{name}.safetensors").items()}
-    spec = Augmentation(run.data.augment, data.Normalisation(*map(tuple, facts["normalisation"].values())), run.data.pad)
+    facts = _facts(options.run / "public" / ("average.safetensors" if options.average else "model.safetensors"))
+    spec = _spec(run, facts)
     rows = []
     with torch.no_grad():
         for path in options.images:
-            pixels = decode_file(path, shape)
-            output = model(evaluation_view(pixels[None], spec))[0]
+            output = model(evaluation_view(_pixels(path, shape), spec))[0]
             chances = output.sigmoid() if run.data.multilabel else output.softmax(0)
             rows.append({"image": str(path), **_answer(chances, facts["classes"], run.data.multilabel)})
     if options.json:
@@ -164,6 +174,13 @@ def predict(options: cli.Predict) -> int:
         for row in rows:
             Console().print(f"{row['image']}: {row['label']} ({row['probability']})", highlight=False, markup=False)
     return 0
+
+
+def _pixels(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
+    found = decode_file(str(path), shape[0], shape[1])
+    if isinstance(found, Undecodable):
+        raise UsageError(f"{path} cannot be classified: {found}")
+    return torch.from_numpy(found)[None]
 
 
 def _answer(chances: torch.Tensor, classes: list[str], several: bool) -> dict[str, Any]:
@@ -181,7 +198,9 @@ def prune(options: cli.Prune) -> int:
     s = options.run.sparsity
     changed = {"prune": options.criterion or s.prune, "prune_rate": s.prune_rate if options.rate is None else options.rate}
     run = dataclasses.replace(options.run, sparsity=dataclasses.replace(s, **changed))
-    require(run.sparsity.prune != "none", "criterion", "none", "there is nothing to do", "name one, such as --criterion synflow")
+    require(
+        run.sparsity.prune != "none", "criterion", "none", "there is nothing to do", "name one, such as --criterion synflow"
+    )
     pruned = prune_alone(run, options.out)
     if options.plot is not None:
         pruned.report.plot(options.plot)
@@ -215,11 +234,6 @@ def doctor(options: cli.Doctor) -> int:
     else:
         Console().print(found.text(), highlight=False, markup=False)
     return 0
-
-
-def plan_of(run: Run, dataset: DataSet) -> Budget:
-    """The solved budget of a run on a data set."""
-    return budget(run, dataset.train.num_units)
 
 
 def _free_folder(name: str) -> Path:

@@ -1,0 +1,68 @@
+"""The parts of a run that exist before anything is spent: its data set (not yet looked into), device, model, loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsedp import data, models
+from sparsedp.config import Run
+from sparsedp.data import DataSet
+from sparsedp.data.augment import Augmentation
+from sparsedp.dp.clipping import Loss
+from sparsedp.dp.randomness import Key, raw
+from sparsedp.environment import pick_device
+from sparsedp.images import ImageSource
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a run is made of. `notes` says what was done to the model."""
+
+    run: Run
+    dataset: DataSet
+    spec: Augmentation
+    device: torch.device
+    model: nn.Module
+    loss: Loss
+    notes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of what the model sees."""
+        return self.spec.out_shape(self.dataset.train.shape)
+
+    def source(self, key: Key, views: int | None = None) -> ImageSource:
+        """The training images as augmented rows."""
+        return ImageSource(self.dataset, self.spec, views or self.run.data.views, key, self.device)
+
+
+def assemble(run: Run, dataset: DataSet, key: Key, loss: Loss | None = None) -> Parts:
+    """Build the model for the data set, initialised from the key."""
+    device = pick_device(run.runtime.device)
+    if run.runtime.threads is not None:
+        torch.set_num_threads(run.runtime.threads)
+    spec = Augmentation(run.data.augment, dataset.normalisation, run.data.pad)
+    generator = torch.Generator().manual_seed(int.from_bytes(raw(key, 8, "initialisation"), "little") >> 1)
+    model, done = models.prepare(run.model, spec.out_shape(dataset.train.shape), len(dataset.classes), generator)
+    model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    chosen = loss or (multilabel_loss if dataset.multilabel else single_label_loss)
+    return Parts(run, dataset, spec, device, model, chosen, tuple(done.lines()))
+
+
+def load_data(run: Run) -> DataSet:
+    """The run's data set. Headers and labels are read; what the records hold is for `data.check`."""
+    return data.load(run.data)
+
+
+def single_label_loss(output: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each row."""
+    return functional.cross_entropy(output, labels, reduction="none")
+
+
+def multilabel_loss(output: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross entropy of each row, averaged over its labels."""
+    return functional.binary_cross_entropy_with_logits(output, labels, reduction="none").mean(dim=1)

@@ -1,0 +1,122 @@
+"""Why is accuracy low? A look at a run's private data from outside the guarantee, for the operator's eyes only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp import disk, keys
+from sparsedp.assembly import Parts
+from sparsedp.dp.clipping import Loss, Rows, reference
+from sparsedp.dp.masks import participating
+from sparsedp.dp.randomness import uniform
+from sparsedp.environment import pick_device
+from sparsedp.errors import require
+from sparsedp.planning import budget
+from sparsedp.verbs import finished_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was seen on a random sample of training examples, at the final weights."""
+
+    examples: int
+    clipped_fraction: float
+    """Share of examples whose gradient is longer than the clipping norm."""
+    median_norm: float
+    signal: float
+    """Length of the average clipped gradient."""
+    noise: float
+    """Expected length of the noise on the average of one step."""
+    train_accuracy: float
+    evaluation_accuracy: float | None
+    advice: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, stamped."""
+        return {"stamp": "NOT PRIVATE: computed from training data without noise; do not publish", **asdict(self)}
+
+    def text(self) -> str:
+        """For a screen."""
+        rows = [
+            "NOT PRIVATE: computed from training data without noise; for the operator only",
+            f"examples looked at   {self.examples}",
+            f"clipped              {100 * self.clipped_fraction:.1f} % (median gradient norm {self.median_norm:.3g})",
+            f"signal to noise      {self.signal / self.noise if self.noise else math.inf:.3g} per step ({self.signal:.3g} to {self.noise:.3g})",
+            f"accuracy             {100 * self.train_accuracy:.1f} % on training images"
+            + ("" if self.evaluation_accuracy is None else f", {100 * self.evaluation_accuracy:.1f} % on evaluation images"),
+        ]
+        return "\n".join([*rows, *(f"- {line}" for line in self.advice)])
+
+
+def examine(path: Path, moved: str | None, examples: int) -> Findings:
+    """Look at a finished run."""
+    require(examples >= 2, "examples", examples, "a sample has at least two", "256 is enough")
+    run, dataset, spec, model = finished_run(path, moved, average=False)
+    summary = disk.read_json(path / "public" / "summary.json", "the run's summary")
+    device = pick_device(run.runtime.device)
+    plan = budget(run, dataset.train.num_units)
+    from sparsedp.assembly import multilabel_loss, single_label_loss
+
+    loss = multilabel_loss if dataset.multilabel else single_label_loss
+    parts = Parts(run, dataset, spec, device, model.to(device), loss, ())
+    key = keys.fresh()
+    count = min(examples, dataset.train.num_units)
+    units = torch.argsort(uniform(key, dataset.train.num_units, "doctor"))[:count].sort().values
+    rows = parts.source(key, views=1).read(units, 0)
+    norms, average = _gradients(model, loss, rows, run.mechanism.clip)
+    dimensions = sum(p.numel() for p in participating(model).values())
+    noise = plan.noise_multiplier * run.mechanism.clip / plan.batch_size * math.sqrt(dimensions)
+    found = Findings(
+        examples=count, clipped_fraction=float((norms > run.mechanism.clip).double().mean()), median_norm=float(norms.median()),
+        signal=average, noise=noise, train_accuracy=_accuracy(model, rows), evaluation_accuracy=summary["accuracy"], advice=(),
+    )  # fmt: skip
+    found = Findings(**{**asdict(found), "advice": _advice(found, run.optim.lr)})
+    disk.write_json(disk.make_folder(path / "private", 0o700) / "doctor.json", found.to_json(), mode=0o600)
+    return found
+
+
+def _gradients(model: nn.Module, loss: Loss, rows: Rows, clip: float) -> tuple[Tensor, float]:
+    """Every unit's gradient norm, and the norm of the average clipped gradient."""
+    norms, total = [], {name: torch.zeros_like(p) for name, p in participating(model).items()}
+    for inputs, targets in rows.of_each_unit():
+        one = Rows(inputs, targets, torch.zeros(len(inputs), dtype=torch.int64), 1)
+        own = reference(model, loss, one, {}, float("inf"))
+        norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in own.values()))
+        norms.append(norm)
+        for name, g in own.items():
+            total[name] += g * min(1.0, clip / max(norm, 1e-30))
+    length = math.sqrt(sum(float(g.double().pow(2).sum()) for g in total.values()))
+    return torch.tensor(norms), length / rows.units
+
+
+def _accuracy(model: nn.Module, rows: Rows) -> float:
+    with torch.no_grad():
+        output = model(rows.inputs)
+    guess = (output > 0).float() if rows.targets.ndim == 2 else output.argmax(1)
+    return float((guess == rows.targets).double().mean())
+
+
+def _advice(found: Findings, lr: float) -> tuple[str, ...]:
+    said = []
+    ratio = found.signal / found.noise if found.noise else math.inf
+    if found.clipped_fraction < 0.2:
+        said.append(
+            f"few examples are clipped: a smaller clip (about {found.median_norm:.2g}) lowers the noise at no cost in signal."
+        )
+    if ratio < 0.05:
+        said.append(
+            "noise drowns the signal: a larger batch, fewer steps, or fewer trained parameters (head, norm-bias, pruning) help most."
+        )
+    if found.evaluation_accuracy is not None and found.train_accuracy - found.evaluation_accuracy > 0.1:
+        said.append(
+            "training images are known better than others: rare under privacy; check that evaluation data are of the same kind."
+        )
+    if ratio > 0.5:
+        said.append(f"there is signal left: more steps, or a learning rate above {lr:g}, may help.")
+    return tuple(said) or ("nothing stands out; try a larger batch with the same epsilon, or an average over more steps.",)

@@ -1,0 +1,91 @@
+"""What a run would do and cost, before any private record is read: settings, events, epsilon, time and memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Any
+
+from sparsedp import keys
+from sparsedp.assembly import Parts, assemble, load_data
+from sparsedp.config import Run
+from sparsedp.dp.accounting import epsilon
+from sparsedp.dp.clipping import Rows
+from sparsedp.dp.masks import maskable_layers, participating
+from sparsedp.engines import Chosen, choose_engine
+from sparsedp.engines.made_up import made_up_rows
+from sparsedp.errors import UsageError
+from sparsedp.planning import Budget, budget
+from sparsedp.prune_run import before_training
+from sparsedp.rundir import describe
+
+
+def forecast(run: Run) -> dict[str, Any]:
+    """The whole plan of a run as plain values."""
+    dataset = load_data(run)
+    plan = budget(run, dataset.train.num_units, before_training(run))
+    parts = assemble(run, dataset, keys.fresh())
+    engine, seconds = time_a_unit(parts, run.runtime.engine)
+    trained = participating(parts.model)
+    total = sum(p.numel() for p in trained.values())
+    maskable = sum(layer.size for layer in maskable_layers(parts.model, run.sparsity.granularity, run.sparsity.maskable))
+    return {
+        "config": describe(run),
+        "privacy": privacy(run, plan),
+        "model": {"parameters_trained": total, "maskable": maskable, "notes": list(parts.notes)},
+        "engine": {"name": engine.name, "plan": engine.plan.to_json(), "notes": list(engine.notes)},
+        "time": {
+            "seconds_per_unit": seconds,
+            "seconds_per_step": seconds * plan.batch_size,
+            "hours": seconds * plan.batch_size * plan.steps / 3600,
+        },
+        "memory_gb": round(peak_memory() / 2**30, 2),
+    }
+
+
+def privacy(run: Run, plan: Budget) -> dict[str, Any]:
+    """Events and what they cost, by the accountant asked for and by others."""
+    others = {}
+    for accountant, neighbouring in (("pld", "add-remove"), ("rdp", "add-remove"), ("pld", "replace-one")):
+        try:
+            others[f"{accountant}, {neighbouring}"] = epsilon(
+                plan.at_end, run.mechanism.delta, accountant, neighbouring
+            ).epsilon  # type: ignore[arg-type]
+        except UsageError as error:
+            others[f"{accountant}, {neighbouring}"] = str(error)
+    return {
+        "epsilon": plan.spent.epsilon, "delta": plan.spent.delta, "accountant": plan.spent.accountant,
+        "neighbouring": plan.spent.neighbouring, "steps": plan.steps, "num_units": plan.num_units, "batch_size": plan.batch_size,
+        "sampling_rate": plan.sampling_rate, "noise_multiplier": plan.noise_multiplier,
+        "snip_noise_multiplier": plan.snip_noise_multiplier, "events": plan.at_end.to_json(), "by_others": others,
+        "warnings": list(plan.spent.warnings),
+    }  # fmt: skip
+
+
+def time_a_unit(parts: Parts, name: str) -> tuple[Chosen, float]:
+    """The engine that serves a run, and its seconds per unit on made-up rows (the better of two rounds)."""
+    example = parts.source(keys.fresh()).example()
+    engine = choose_engine(name, parts.model, parts.loss, example)
+    per_unit = max(len(example.unit) // max(example.units, 1), 1)
+    rows = made_up_rows(example, max((engine.plan.micro_batch or 64) // per_unit, 1))
+    return engine, min(_seconds(engine, parts, rows) for _ in range(2)) / rows.units
+
+
+def _seconds(engine: Chosen, parts: Parts, rows: Rows) -> float:
+    began = time.perf_counter()
+    engine(parts.model, parts.loss, rows, {}, parts.run.mechanism.clip)
+    return time.perf_counter() - began
+
+
+def peak_memory() -> int:
+    """Bytes that this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def explanation(run: Run) -> Any:
+    """Which engine and rule serves which layer of a run's model."""
+    from sparsedp.engines import explain
+
+    parts = assemble(run, load_data(run), keys.fresh())
+    return explain(parts.model, parts.loss, parts.source(keys.fresh()).example())
