@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from importlib import metadata
 from typing import Any
@@ -40,3 +41,15 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def keep_memory() -> None:
+    """Ask glibc to keep freed memory instead of returning it: fresh pages cost as much as arithmetic (docs/performance.md).
+
+    Elsewhere than on glibc nothing happens.
+    """
+    trim_threshold, mmap_threshold, most = -1, -3, 2**31 - 1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform.system() == "Linux" else None
+    if mallopt is not None:
+        mallopt(trim_threshold, most)
+        mallopt(mmap_threshold, most)

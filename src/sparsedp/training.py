@@ -22,8 +22,7 @@ from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import maskable_layers
 from sparsedp.dp.mechanism import Settings
 from sparsedp.dp.randomness import Key
-from sparsedp.engines.memory import keep_memory
-from sparsedp.environment import fingerprint
+from sparsedp.environment import fingerprint, keep_memory
 from sparsedp.evaluation import Metrics, evaluate
 from sparsedp.images import plain_batches
 from sparsedp.optim import average_of, optimizer_for, scheduler_for
