@@ -66,6 +66,10 @@ class BudgetFile:
             runs[self._run] = {"finished": finished, "ledger": ledger.to_json()}
             disk.write_json(self.path, {"data": self._data, "runs": runs}, mode=0o600)
 
+    def together(self) -> dict[str, Any]:
+        """How many runs there were, and what they spent."""
+        return {"runs": len(self.runs()), "epsilon": self.total()}
+
     def total(self) -> float:
         """Epsilon of everything that was done with this data set, composed jointly."""
         everything = Ledger()

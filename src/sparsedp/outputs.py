@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from sparsedp import disk
+from sparsedp import disk, statement
 from sparsedp.dp.accounting import Spent, epsilon
 from sparsedp.dp.ledger import Ledger
 from sparsedp.environment import versions
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def write(
-    setting: Setting, learner: Learner, ledger: Ledger, results: Mapping[str, Metrics], seconds: float, pruned: Pruned | None
+    setting: Setting,
+    learner: Learner,
+    ledger: Ledger,
+    results: Mapping[str, Metrics],
+    seconds: float,
+    pruned: Pruned | None,
+    budget: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything that a finished run publishes. The summary comes last: a run is finished when it is there."""
     m = setting.run.mechanism
@@ -36,6 +42,8 @@ def write(
     if learner.average is not None:
         save_safetensors(learner.average.module, public / "average.safetensors", facts)
     summary = summarise(setting, spent, results, seconds)
+    stated = statement.facts(setting, ledger, spent, stamp(setting), pruned, budget)
+    statement.write(public, stated)
     disk.write_text(public / "model_card.md", model_card(setting, summary))
     _export(setting, learner.model)
     disk.write_json(public / "summary.json", summary)

@@ -112,8 +112,10 @@ def train(
         setting.reporter.start(run, setting.plan, progress.taken)
         seconds = _loop(setting, learner, private, source, progress, began, stop)
         results = _evaluate(setting, learner)
+        outputs.add_metrics(setting, private, results)
         account.spent(private.ledger)
-    summary = outputs.write(setting, learner, private.ledger, results, seconds, pruned)
+        together = account.together()
+    summary = outputs.write(setting, learner, private.ledger, results, seconds, pruned, together)
     setting.folder.finish()
     setting.reporter.finish(summary)
     average = None if learner.average is None else learner.average.module
