@@ -1,0 +1,85 @@
+"""The whole privacy claim behind one pair (epsilon, delta): delta at every epsilon, and what an attacker can do at best.
+
+Audits compare attacks with this curve; the privacy statement prints numbers from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import dp_accounting as dp
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, special
+
+from sparsedp.dp.accounting import Ledger, Neighbouring, first_grid, loss_distribution, parts_of, rounding
+from sparsedp.errors import UsageError, require
+
+_POINTS = 281
+_SMALLEST = 1e-10
+"""The profile is followed down to this delta; below it the curve is tails that were cut."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Upper bounds on delta, one for each epsilon, ascending. The claim is all of them at once."""
+
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+    def miss_rate(self, false_positive_rate: float) -> float:
+        """The least rate of misses (FNR) that any attack with this false positive rate can have: the trade-off curve."""
+        rate = false_positive_rate
+        require(0 <= rate <= 1, "false positive rate", rate, "it is a probability", "0.01 is common")
+        e, d = np.array(self.epsilons), np.array(self.deltas)
+        bounds = np.maximum(1 - d - np.exp(e) * rate, np.exp(-e) * (1 - d - rate))
+        return float(max(0.0, bounds.max()))
+
+    def attack_power(self, false_positive_rate: float) -> float:
+        """The greatest share of members (TPR) that any attack can find at this false positive rate."""
+        return 1.0 - self.miss_rate(false_positive_rate)
+
+    def gaussian(self) -> float:
+        """The smallest mu for which the claim mu-GDP covers every pair of the profile."""
+        return max((gaussian_mu(e, d) for e, d in zip(self.epsilons, self.deltas, strict=True)), default=0.0)
+
+
+def profile(spent: dp.DpEvent | Ledger, neighbouring: Neighbouring = "add-remove", epsilons: Sequence[float] | None = None) -> Profile:
+    """Delta at each of `epsilons`, or at evenly spread ones from 0 to where delta has fallen to 1e-10."""
+    parts = parts_of(spent)
+    if not parts:
+        grid = tuple(epsilons or (0.0,))
+        return Profile(grid, (0.0,) * len(grid))
+    if dp.NonPrivateDpEvent() in parts:
+        raise UsageError("A release without noise has no privacy profile: an attacker can always tell; add noise first.")
+    losses = loss_distribution(parts, neighbouring, first_grid(parts, neighbouring))
+    allowance = rounding(parts)
+    if epsilons is None:
+        last = losses.get_epsilon_for_delta(max(_SMALLEST, 2 * allowance))
+        epsilons = np.linspace(0.0, last, _POINTS).tolist()
+    points = sorted(float(e) for e in epsilons)
+    return Profile(tuple(points), tuple(min(1.0, float(losses.get_delta_for_epsilon(e)) + allowance) for e in points))
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """The exact delta of a Gaussian mechanism with sensitivity mu times its noise's deviation (Balle and Wang 2018)."""
+    if mu <= 0:
+        return 0.0
+    first = special.ndtr(mu / 2 - epsilon / mu)
+    return float(first - math.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The mu at which the Gaussian mechanism has exactly this delta at this epsilon."""
+    if delta <= 0:
+        return 0.0
+    if delta >= 1:
+        return math.inf
+    high = 1.0
+    while gaussian_delta(epsilon, high) < delta:
+        high *= 2
+    return float(optimize.brentq(lambda mu: gaussian_delta(epsilon, mu) - delta, 0.0, high, xtol=1e-12))
