@@ -1,0 +1,8 @@
+"""Every mutant there is."""
+
+from __future__ import annotations
+
+from tests.mutants import core
+from tests.mutants.values import Mutant
+
+ALL: tuple[Mutant, ...] = (*core.MUTANTS,)
