@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def save(path: str | Path, pruned: Pruned) -> Path:
     """Write masks atomically: the file is either the old one or the whole new one."""
     path = Path(path)
     packed = {name: np.packbits(mask.cpu().numpy().reshape(-1)) for name, mask in pruned.masks.items()}
-    blob = to_bytes(packed, metadata={FORMAT: json.dumps(_describe(pruned))})
+    described = json.dumps(_describe(pruned))
+    blob = to_bytes(packed, metadata={FORMAT: described, "sha256": digest(described, packed)})
     write_bytes(path, blob)
     return path
 
@@ -74,13 +77,22 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise UsageError(f"There is no mask file {path}; make one with 'sparsedp prune'.")
     try:
         with safe_open(str(path), framework="numpy") as file:
-            described = json.loads((file.metadata() or {})[FORMAT])
+            metadata = file.metadata() or {}
             packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        expected(metadata["sha256"] == digest(metadata[FORMAT], packed))
+        described = json.loads(metadata[FORMAT])
+        expected(isinstance(described, dict))
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError):
         raise _broken(path) from None
-    if not isinstance(described, dict):
-        raise _broken(path)
     return described, packed
+
+
+def digest(described: str, packed: Mapping[str, np.ndarray]) -> str:
+    """A checksum of all that a mask file says."""
+    hasher = hashlib.sha256(described.encode())
+    for name in sorted(packed):
+        hasher.update(f"\0{name}\0{packed[name].dtype}\0{packed[name].shape}\0".encode() + packed[name].tobytes())
+    return hasher.hexdigest()
 
 
 def _assemble(described: dict[str, Any], packed: dict[str, np.ndarray]) -> Pruned:

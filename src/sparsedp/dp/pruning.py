@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.dp.masks import Layer, keep_top, kept_count
+from sparsedp.dp.masks import Layer, Masks, keep_top, kept_count
 from sparsedp.dp.randomness import Key, uniform
 from sparsedp.dp.values import Released
 from sparsedp.errors import require, wrong
@@ -31,7 +31,6 @@ Flow = Callable[[Mapping[str, Tensor]], Scores]
 Scope = Literal["global", "layer"]
 
 ROUNDS = 100
-DEAD = -1.0  # the score of what an earlier round has pruned: below every saliency, which are never negative
 
 
 def shape_of(layer: Layer) -> tuple[int, ...]:
@@ -61,9 +60,9 @@ def synflow(
     alive = {la.name: torch.ones(shape_of(la), dtype=torch.bool, device=current[la.name].device) for la in layers}
     scores: dict[str, Tensor] = {}
     for done in range(1, rounds + 1):
-        scores = _alive_scores(layers, flow(current), alive)
+        scores = _scores_of_masks(layers, flow(current))
         now = rate if done == rounds else 1.0 - (1.0 - rate) ** (done / rounds)
-        alive = _ranked(layers, scores, now)
+        alive = _ranked(layers, scores, now, alive)
         for layer in layers:
             weight, mask = current[layer.name], alive[layer.name]
             weight *= mask.reshape(mask.shape + (1,) * (weight.ndim - mask.ndim))
@@ -99,14 +98,14 @@ def _check_shape(layer: Layer, scores: Scores) -> None:
         )  # fmt: skip
 
 
-def _alive_scores(layers: Sequence[Layer], found: Scores, alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _scores_of_masks(layers: Sequence[Layer], found: Scores) -> dict[str, Tensor]:
     """Scores in the shapes of the masks: a channel's is the sum over its filter, which is c * dR/dc for a c on the filter."""
     scores = {}
     for layer in layers:
         score = found[layer.name].flatten(1).sum(1) if layer.by_filter else found[layer.name]
         if not bool(score.amax().isfinite()):
             raise wrong(f"the flow through {layer.name}", "not finite", "its weights must be finite", "check the weights")
-        scores[layer.name] = torch.where(alive[layer.name], score, torch.full((), DEAD, dtype=score.dtype, device=score.device))
+        scores[layer.name] = score
     return scores
 
 
@@ -116,15 +115,22 @@ def _groups(layers: Sequence[Layer]) -> list[list[Layer]]:
     return [group for group in kinds if group]
 
 
-def _ranked(layers: Sequence[Layer], scores: Scores, rate: float) -> dict[str, Tensor]:
-    """The exact global ranking, before any floor: a layer may come out empty."""
+def _ranked(layers: Sequence[Layer], scores: Scores, rate: float, alive: Masks | None = None) -> dict[str, Tensor]:
+    """The exact global ranking, of what is alive if that is given, before any floor: a layer may come out empty."""
     masks = {}
     for group in _groups(layers):
-        flat = torch.cat([scores[la.name].detach().reshape(-1) for la in group])
-        chosen = top(flat, kept_count(len(flat), rate))
-        parts = torch.split(chosen, [math.prod(shape_of(la)) for la in group])
+        flat = _flat(group, scores)
+        count = kept_count(len(flat), rate)
+        if alive is not None and int(torch.count_nonzero(flat)) < count:
+            # Scores are zero where an earlier round pruned, and here also on some of what is left, which goes first.
+            flat = torch.where(_flat(group, alive), flat, torch.full((), -1.0, dtype=flat.dtype, device=flat.device))
+        parts = torch.split(top(flat, count), [math.prod(shape_of(la)) for la in group])
         masks.update({la.name: part.reshape(shape_of(la)) for la, part in zip(group, parts, strict=True)})
     return {la.name: masks[la.name] for la in layers}
+
+
+def _flat(group: Sequence[Layer], tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[layer.name].detach().reshape(-1) for layer in group])
 
 
 def _with_floor(layers: Sequence[Layer], scores: Scores, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -155,12 +161,13 @@ def _without_lowest(
 
 def top(flat: Tensor, count: int) -> Tensor:
     """`keep_top`, with fewer passes over tens of millions of scores."""
-    if flat.device.type != "cpu" or count in (0, flat.numel()) or bool(flat.isnan().any()):
+    if flat.device.type != "cpu" or not 0 < count < flat.numel() or bool(flat.amax().isnan()):
         return keep_top(flat, count)
     values, place = flat.numpy(), flat.numel() - count
     threshold = float(np.partition(values, place)[place])
-    chosen = flat > threshold
-    missing = count - int(torch.count_nonzero(chosen))
-    ties = (flat == threshold).nonzero().squeeze(1)[:missing]
-    chosen[ties] = True
+    chosen = flat >= threshold
+    surplus = int(torch.count_nonzero(chosen)) - count
+    if surplus:
+        ties = (flat == threshold).nonzero().squeeze(1)
+        chosen[ties[len(ties) - surplus :]] = False
     return chosen
