@@ -137,6 +137,11 @@ def test_calibration_error_by_hand():
     assert calibration_error(confidence, right) == pytest.approx((abs(4 - 4.8) + 0.55 + 0) / 7)
 
 
+def test_a_bin_has_its_upper_edge():
+    found = calibration_error(torch.tensor([0.2, 0.19], dtype=torch.float64), torch.tensor([True, False]))
+    assert found == pytest.approx(abs(1 - 0.39) / 2)
+
+
 def batches_of(logits: Tensor, labels: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(logits.split(size), labels.split(size), strict=True))
 

@@ -97,6 +97,26 @@ def test_nf_resnet_expects_the_spread_that_it_has():
     assert gains == [1.0] * 16
 
 
+def test_a_bottleneck_by_its_definition():
+    torch.manual_seed(0)
+    block = Bottleneck(16, 32, 2, beta=0.9)
+    with torch.no_grad():
+        block.skip_gain.fill_(0.7)
+
+    def active(x: torch.Tensor) -> torch.Tensor:
+        return 1.7139588594436646 * functional.relu(x)
+
+    x = torch.randn(2, 16, 6, 6)
+    start = active(x) * 0.9
+    inner = block.conv3(active(block.conv2(active(block.conv1(start)))))
+    torch.testing.assert_close(block(x), 0.2 * 0.7 * inner + block.skip_conv(start))
+    assert [c.weight.shape[:2] for c in (block.conv1, block.conv2, block.conv3)] == [(8, 16), (8, 8), (32, 8)]
+    same = Bottleneck(32, 32, 1, beta=1.0)
+    y = torch.randn(1, 32, 3, 3)
+    torch.testing.assert_close(same(y), 0.2 * same.conv3(active(same.conv2(active(same.conv1(active(y)))))) + y)
+    assert same.skip_conv is None
+
+
 def test_nf_resnet_keeps_signals_of_unit_spread():
     network = NFResNet50(10)
     torch.manual_seed(1)

@@ -57,6 +57,16 @@ def test_the_classifier_stays_new_when_the_classes_differ_and_that_is_said(tmp_p
     assert "new: classifier.bias, classifier.weight (classifier.bias is 7 in the file and 4 in the model)" in str(report)
 
 
+def test_a_classifier_is_replaced_whole(tmp_path: Path):
+    """Its bias fits, but belongs to the weight that does not."""
+    state, model = network(0).state_dict(), network(1)
+    state["classifier.weight"] = torch.zeros(4, 32)
+    state["classifier.bias"] = torch.ones(4)
+    torch.save(state, tmp_path / "w")
+    assert load_weights(model, tmp_path / "w").replaced == ("classifier.bias", "classifier.weight")
+    assert torch.equal(model.classifier.bias, torch.zeros(4))
+
+
 def test_a_file_without_a_classifier_will_do(tmp_path: Path):
     public, model = network(0), network(1)
     state = {n: t for n, t in public.state_dict().items() if not n.startswith("classifier")}
