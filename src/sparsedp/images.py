@@ -39,12 +39,14 @@ class ImageSource:
         return torch.bincount(numbers)[units] * self.views
 
     def example(self) -> Rows:
-        """Two made-up rows of noise; their labels show the highest class number."""
+        """Two made-up units, of unequal size where units have several images; their labels show the highest class number."""
         classes = len(self.data.classes)
-        labels = torch.ones(1, classes) if self.data.multilabel else torch.full((1,), classes - 1)
-        pixels = torch.zeros((1, *self.data.train.shape), dtype=torch.uint8)
-        inputs = self._inputs(pixels, np.zeros((1, self.views, 1), np.uint64))
-        return Rows.make(inputs, labels.repeat_interleave(self.views, 0).to(self.device), views=self.views)
+        counts = torch.tensor([1, 1 if self.data.train.units is None else 2]) * self.views
+        rows = int(counts.sum())
+        labels = torch.ones(rows, classes) if self.data.multilabel else torch.full((rows,), classes - 1)
+        pixels = torch.zeros((rows // self.views, *self.data.train.shape), dtype=torch.uint8)
+        inputs = self._inputs(pixels, np.zeros((len(pixels), self.views, 1), np.uint64))
+        return Rows(inputs, labels.to(self.device), torch.arange(2).repeat_interleave(counts), 2)
 
     def read(self, units: Tensor, step: int) -> Rows:
         rows, unit = self.data.train.rows_of(units)

@@ -50,7 +50,7 @@ class TensorSource:
 
     def example(self) -> Rows:
         first = tree_map_only(Tensor, lambda t: t[:1], self._inputs)
-        return Rows.make(first, _highest(self._targets))
+        return as_many(Rows.make(first, _highest(self._targets)), self._index)
 
     def rows_of(self, units: Tensor) -> Tensor:
         return self._index.starts.diff()[units]
@@ -71,7 +71,7 @@ class DatasetSource:
 
     def example(self) -> Rows:
         inputs, targets = self._collate([self._dataset[0]])
-        return Rows.make(inputs, targets)
+        return as_many(Rows.make(inputs, targets), self._index)
 
     def rows_of(self, units: Tensor) -> Tensor:
         return self._index.starts.diff()[units]
@@ -98,6 +98,15 @@ def _index(rows: int, units: Tensor | None) -> UnitIndex:
     require(empty == 0, "the number of units without rows", empty, "units are numbered without gaps",
             "renumber them, for instance with torch.unique(..., return_inverse=True)")  # fmt: skip
     return index
+
+
+def as_many(first: Rows, index: UnitIndex | None) -> Rows:
+    """The example of one row, as two units: of unequal size where units have several rows, so that a check sees that too."""
+    sizes = torch.tensor([1, 1 if index is None or int(index.starts.diff().max()) == 1 else 2])
+    repeats = int(sizes.sum())
+    inputs, targets = tree_map_only(Tensor, lambda t: t.repeat_interleave(repeats, 0), (first.inputs, first.targets))
+    unit = torch.arange(2).repeat_interleave(sizes * (len(first.unit)))
+    return Rows(inputs, targets, unit, 2)
 
 
 def parts(source: Source, units: Tensor, step: int, most_rows: int) -> Iterator[Rows]:
