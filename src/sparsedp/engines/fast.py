@@ -83,6 +83,10 @@ class _Pass:
 
     def _receive(self, use: Use, x: Tensor, dy: Tensor) -> None:
         """A use's output gradient has arrived."""
+        self._contribute(use, x, dy)
+        use.output = None
+
+    def _contribute(self, use: Use, x: Tensor, dy: Tensor) -> None:
         slots = self.engine.structure.slots[use.key]
         x, dy = aligned(use, x, dy)
         if use.bias is not None:

@@ -27,6 +27,13 @@ class Pair:
         self.multiple = len(x) // max(units.rows, 1)
         self.shape = weight_shape
         """Of the gradients that come out."""
+        self.centre = False
+        """Whether each filter's gradient less its mean will do; `one` may then give that, and `centred` says that it does."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether the unit gradients have mean zero over every filter."""
+        return False
 
     @property
     def scratch_units(self) -> int:
@@ -86,10 +93,16 @@ class ConvolutionPair(Pair):
         """How gradients are laid out: the weight's own order, or channels last."""
         return (0, 2, 3, 1) if self.last else tuple(range(len(self.weight_shape)))
 
+    @property
+    def centred(self) -> bool:
+        return self.centre and self.unfold
+
     def one(self, entries: slice) -> Tensor:
         if self.unfold:
             stride, padding, dilation, _ = self.settings
             patches = F.unfold(self.x[entries], self.weight_shape[2:], dilation, padding, stride)
+            if self.centre:
+                patches -= patches.mean(1, keepdim=True)
             gradients = [matmul_transposed(d, p) for d, p in zip(self.flat[entries], patches, strict=True)]
             return (gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)).reshape(self.shape)
         return self._weight_gradient(self.x[entries], self.dy[entries]).permute(self.order)

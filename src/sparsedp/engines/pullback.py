@@ -26,11 +26,13 @@ class Direct:
     def __init__(self, name: str, masks: Masks) -> None:
         self.name = name
         mask = masks.get(name)
-        self.mask = mask
-        self.vectors: tuple[str, ...] = ()
+        self.mask = None if mask is None else mask.float()
 
-    def squares(self, gradients: Tensor) -> tuple[Tensor, Gradients]:
-        """Squared norms of the masked gradients [units, *weight]; these are masked in place where there is a mask."""
+    def squares(self, gradients: Tensor, by_gain: Tensor | None = None, centred: bool = False) -> tuple[Tensor, Gradients]:
+        """Squared norms of the masked gradients [units, *weight]; these are masked in place where there is a mask.
+
+        For weight standardisation `by_gain` may be known from elsewhere, and the gradients' means over filters be zero already.
+        """
         if self.mask is not None:
             gradients.mul_(expand(self.mask, gradients.shape[1:]))
         return squared_norms(gradients), {}
@@ -58,7 +60,6 @@ class Standardised:
 
     def __init__(self, name: str, gain_name: str, weight: Tensor, gain: Tensor, kept: Tensor | None, masks: Masks) -> None:
         self.name, self.gain_name = name, gain_name
-        self.vectors = (gain_name,)
         self.mask = masks.get(name)
         self.shape = weight.shape
         flat = weight.detach().flatten(1)
@@ -74,6 +75,8 @@ class Standardised:
         """w^ / gain; of unit length where the floor is not active."""
         self.projects = (spread >= FLOOR).to(flat.dtype)
         self.direction = self.unscaled * self.projects
+        self.factor = self.scale if self.mask is None else self.scale * expand(self.mask, self.shape).flatten(1)
+        """What the projected gradient is multiplied by: the scale, zero off the mask."""
 
     def _centre(self, flat: Tensor) -> Tensor:
         if self.kept is None:
@@ -92,6 +95,7 @@ class Standardised:
         part.shape = torch.Size((len(chosen), *self.shape[1:]))
         for name in ("fan_in", "gain", "scale", "unscaled", "projects", "direction"):
             setattr(part, name, getattr(self, name)[chosen])
+        part.factor = part.scale
         part.kept = None if self.kept is None else self.kept[chosen]
         part.gain_shape = torch.Size((len(chosen), *self.gain_shape[1:]))
         return part
@@ -100,26 +104,23 @@ class Standardised:
         along = (flat * self.direction).sum(-1, keepdim=True)
         result = self._centre(flat)
         result.addcmul_(along, self.direction, value=-1)
-        return result.mul_(self._factor())
+        return result.mul_(self.factor)
 
-    def _factor(self) -> Tensor:
-        if self.mask is None:
-            return self.scale
-        return self.scale * expand(self.mask, self.shape).flatten(1)
-
-    def squares(self, gradients: Tensor) -> tuple[Tensor, Gradients]:
+    def squares(self, gradients: Tensor, by_gain: Tensor | None = None, centred: bool = False) -> tuple[Tensor, Gradients]:
         """As `Direct.squares`; the gain's gradients come along."""
         flat = gradients.flatten(2)
-        by_gain = (flat * self.unscaled).sum(2)
+        if by_gain is None:
+            by_gain = (flat * self.unscaled).sum(2)
         if self.mask is None and self.kept is None:
-            lengths = torch.linalg.vector_norm(flat, dim=2)
-            return self.squares_from(lengths.double().square(), flat.sum(2), by_gain), self.vector(by_gain)
-        along = by_gain * self.projects[:, 0]
-        if self.kept is None:
-            flat.sub_(flat.mean(2, keepdim=True))
-        else:
+            sums = torch.zeros_like(by_gain) if centred else flat.sum(2)
+            lengths = torch.linalg.vector_norm(flat, dim=2).double().square()
+            return self.squares_from(lengths, sums, by_gain), self.vector(by_gain)
+        if self.kept is not None:
             flat.copy_(self._centre(flat))
-        flat.addcmul_(along[:, :, None], self.direction, value=-1).mul_(self._factor())
+        elif not centred:
+            flat.sub_(flat.mean(2, keepdim=True))
+        along = by_gain * self.projects[:, 0]
+        flat.addcmul_(along[:, :, None], self.direction, value=-1).mul_(self.factor)
         return squared_norms(flat), self.vector(by_gain)
 
     def squares_from(self, squares: Tensor, sums: Tensor, by_gain: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ class General:
     """The weight is any function of parameters alone; autograd goes back, for one unit after the other."""
 
     def __init__(self, names: tuple[str, ...], weight: Tensor, leaves: Mapping[str, Tensor]) -> None:
-        self.vectors = names
+        self.names = names
         self.weight, self.leaves = weight, [leaves[n] for n in names]
 
     def gradients(self, gradients: Tensor) -> Gradients:
@@ -165,7 +166,7 @@ class General:
             list(torch.autograd.grad(self.weight, self.leaves, g.to(self.weight.dtype), retain_graph=True, allow_unused=True, materialize_grads=True))
             for g in gradients
         ]
-        return {name: torch.stack(parts) for name, *parts in zip(self.vectors, *back, strict=True)}
+        return {name: torch.stack(parts) for name, *parts in zip(self.names, *back, strict=True)}
 
 
 def squared_norms(gradients: Tensor) -> Tensor:

@@ -116,12 +116,14 @@ class Tracer(TorchFunctionMode):
             leaves |= found
         if not self.excluded.isdisjoint(leaves):
             return None
-        first = next(iter(leaves))
+        shape = trained[0].shape
+        names = sorted(leaves, key=lambda name: self.trained[name].shape != shape)
+        first = names[0]
         self._seen[first] = self._seen.get(first, 0) + 1
         key = first if self._seen[first] == 1 else f"{first}#{self._seen[first]}"
         weight = call.weight if call.weight is not None and call.weight.requires_grad else None
         bias = call.bias if call.bias is not None and call.bias.requires_grad else None
-        return Use(key, call, weight, bias, tuple(leaves), rows // self.rows)
+        return Use(key, call, weight, bias, tuple(names), rows // self.rows)
 
     def _leaves(self, tensor: Tensor) -> dict[str, None] | None:
         """The trained parameters that a tensor is computed from; None if it is computed from anything else that trains."""

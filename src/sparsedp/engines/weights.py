@@ -65,10 +65,12 @@ def weight_part(use: Use, x: Tensor, dy: Tensor, units: Units, masks: Masks, mak
     mask = masks.get(name)
     pair = _pair(use, x, dy, units, source)
     way = make_way(masks, _order(pair))
-    by_gain = _gain_gradients(use, dy, units, way)
     standardised = isinstance(way, Standardised)
     grouped = use.call.kind == "conv" and use.call.settings[3] != 1
-    if mask is not None and mask.ndim == 1 and not grouped and (by_gain is not None or not standardised):
+    by_channel = mask is not None and mask.ndim == 1 and not grouped
+    short = dy[0, 0].numel() < pair.weight_shape[1:].numel()
+    by_gain = _gain_gradients(use, dy, units, way) if by_channel or source == "gram" or short else None
+    if mask is not None and by_channel and (by_gain is not None or not standardised):
         return _channels_part(use, x, dy, units, way, mask, by_gain, method)
     if source == "gram" and standardised and by_gain is None:
         source, pair = "direct", _pair(use, x, dy, units, "direct")
@@ -103,11 +105,13 @@ def _part(pair: Pair, way: Way, source: str, fate: str, by_gain: Tensor | None, 
         return Part(pair.masked_outer_squares(mask), {}, _folding(pair, way))
     if source == "gram":
         return _gram_part(pair, way, by_gain)
+    pair.centre = isinstance(way, Standardised) and way.kept is None
     squares, vectors, kept = [], [], []
     step = pair.scratch_units
     for first in range(0, units := pair.units.count, step):
-        gradients = pair.unit_gradients(first, min(first + step, units))
-        found, small = way.squares(gradients)
+        last = min(first + step, units)
+        gradients = pair.unit_gradients(first, last)
+        found, small = way.squares(gradients, None if by_gain is None else by_gain[first:last], pair.centred)
         squares.append(found)
         vectors.append(small)
         if fate == "keep":
