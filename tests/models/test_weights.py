@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,39 @@ def test_truncated_files_are_refused(tmp_path: Path, kind: str, share: float):
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(UsageError, match="weights is .*(fetch it again|damaged)"):
         load_weights(network(1), path)
+
+
+def test_a_safetensors_file_that_begins_like_a_pickle_is_read(tmp_path: Path):
+    """A header of 640 bytes is written as 0x80 0x02, as pickles begin."""
+    model = nn.Linear(2, 2)
+    for length in range(400, 700):
+        save_file(model.state_dict(), tmp_path / "w", {"note": "x" * length})
+        if (tmp_path / "w").read_bytes()[:2] == b"\x80\x02":
+            break
+    else:
+        pytest.fail("no such length was found")
+    assert set(read_state(tmp_path / "w")) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "legacy"])
+def test_damaged_files_are_read_or_refused_and_nothing_else(tmp_path: Path, kind: str):
+    path = saved(nn.Linear(3, 4), tmp_path / "w", kind)
+    content, chance = path.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(chance.choice((1, 2, 20))):
+            place = chance.randrange(len(damaged))
+            if chance.random() < 0.7 or len(damaged) < 80:
+                damaged[place] = chance.randrange(256)
+            else:
+                del damaged[place : place + chance.randrange(1, 40)]
+        path.write_bytes(bytes(damaged))
+        try:
+            read_state(path)
+        except UsageError:
+            refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize("content", [{}, {"a": 3}, [1, 2], {"state_dict": {"a": "text"}}])

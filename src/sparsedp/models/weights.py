@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +110,7 @@ def read_state(path: str | Path) -> State:
     """
     path = Path(path)
     require(path.is_file(), "weights", str(path), "there is no such file", "give a safetensors or state_dict file")
-    if zipfile.is_zipfile(path) or _starts_as_pickle(path):
+    if _saved_by_torch(path):
         state = _state_of(_torch_load(path), path)
     else:
         try:
@@ -126,9 +125,14 @@ def read_state(path: str | Path) -> State:
     return state
 
 
-def _starts_as_pickle(path: Path) -> bool:
+def _saved_by_torch(path: Path) -> bool:
+    """Whether the file begins as a zip archive or, as of old, as a pickle, and not as safetensors: a length, then JSON."""
     with path.open("rb") as file:
-        return file.read(1) == b"\x80" and file.read(1) in (b"\x02", b"\x03", b"\x04", b"\x05")
+        start = file.read(9)
+    header = int.from_bytes(start[:8], "little")
+    if start[8:] == b"{" and header <= path.stat().st_size - 8:
+        return False
+    return start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"))
 
 
 def _torch_load(path: Path) -> object:
