@@ -21,7 +21,7 @@ from sparsedp.engines.pullback import squared_norms
 from sparsedp.engines.structure import Structure
 from sparsedp.engines.tracing import Tracer, Use
 from sparsedp.engines.units import Units
-from sparsedp.engines.weights import Part, weight_part
+from sparsedp.engines.weights import Part, candidates, variant, weight_part
 
 LARGEST = 1e15
 """Above this norm, or where it is not finite, a unit is left to the reference engine."""
@@ -98,9 +98,11 @@ class _Pass:
         elif slots.weight.materialise:
             self._add(slots.weight.back(use.weight, slots.unit_gradients(use, x, dy, self.units), self.trained))
         else:
-            part = weight_part(
-                use, x, dy, self.units, self.masks, slots.weight.way(self.trained), slots.weight.name, self.engine.methods[use.key]
-            )
+            name = slots.weight.name
+            legal = candidates(use, x, dy, self.units, self.masks.get(name), slots.weight.gain is not None)
+            planned = self.engine.methods.get(variant(use.key, self.masks.get(name)))
+            method = planned if planned in legal else legal[0]
+            part = weight_part(use, x, dy, self.units, self.masks, slots.weight.way(self.trained), name, method)
             self.parts.append(part)
             self._add(part.vectors)
 

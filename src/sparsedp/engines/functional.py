@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from sparsedp.dp.clipping import Loss, Rows, factor_of, row_losses, wide
@@ -60,7 +61,8 @@ def unit_gradients(
         lambda values, x, y: functional_call(both, {f"model.{n}": v for n, v in values.items()}, (x, y)), has_aux=True
     )
     values = {name: p.detach() for name, p in wanted.items()}
-    gradients, (_, finite) = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(values, inputs, targets)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
+        gradients, (_, finite) = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(values, inputs, targets)
     return {n: g.to(wide(g.dtype)) for n, g in gradients.items()}, finite
 
 

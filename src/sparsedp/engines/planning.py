@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +20,14 @@ from sparsedp.engines.self_check import draws_random_numbers
 from sparsedp.engines.structure import Irregular, Structure, find_structure
 from sparsedp.engines.tracing import Tracer, Use
 from sparsedp.engines.units import Units
-from sparsedp.engines.weights import candidates, weight_part
+from sparsedp.engines.weights import candidates, variant, weight_part
 
 ROWS = 16
 """About how many rows a measurement takes; one unit at least, two where units are small."""
 
 REPEATS = 3
-KEEPABLE = 4
-"""Gradients may be kept where they are at most so many times larger than the activations that they replace."""
+HOPELESS = 3
+"""A method that takes so many times the best one's time at its first, cold, try is not tried again."""
 
 _measured: dict[Any, dict[str, float]] = {}
 
@@ -39,11 +40,10 @@ def fast_engine(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, pla
     if structure.rest and draws_random_numbers(model, loss, made_up_rows(rows_like, 2)):
         raise Irregular("the model draws random numbers, and parameters without a rule would need them a second time")
     if plan is not None:
-        missing = sorted(k for k in method_keys(structure) if k not in plan.methods)
-        if not missing:
-            return Fast(structure, plan.methods), plan
-        raise Irregular(f"the recorded plan has no method for {missing[0]}")
-    costs = measure(model, loss, rows_like, masks, structure)
+        return Fast(structure, plan.methods), plan
+    costs = measure(model, loss, rows_like, {}, structure)
+    if masks:
+        costs |= measure(model, loss, rows_like, masks, structure)
     methods = {key: min(found, key=found.__getitem__) for key, found in costs.items()}
     return Fast(structure, methods), Plan(engine="fast", methods=methods, costs=costs, threads=torch.get_num_threads())
 
@@ -86,10 +86,8 @@ class _Survey:
         slot = self.structure.slots[use.key].weight
         x, dy = aligned(use, x, dy)
         mask = self.masks.get(slot.name)
-        legal = candidates(use, x, dy, self.units, mask, slot.gain is not None, use.intact_output() is not None)
+        legal = candidates(use, x, dy, self.units, mask, slot.gain is not None)
         assert use.weight is not None
-        if use.weight.numel() * self.units.count > KEEPABLE * (x.numel() + dy.numel()):
-            legal = [m for m in legal if not m.endswith(":keep")] or legal
         density = 1.0 if mask is None or mask.ndim > 1 else round(float(mask.float().mean()), 1)
         key = (
             use.call.kind, use.call.settings, tuple(use.weight.shape), tuple(x.shape), tuple(self.units.counts), x.stride(), x.dtype,
@@ -98,20 +96,23 @@ class _Survey:
         if key not in _measured:
             way = slot.way(self.trained)
             factors = torch.full((self.units.count,), 0.5, dtype=torch.float64, device=x.device)
-            _measured[key] = {
-                m: _seconds(lambda m=m: weight_part(use, x, dy, self.units, self.masks, way, slot.name, m).sum(factors), x.device)  # type: ignore[misc]
-                / self.units.count
-                for m in legal
-            } if len(legal) > 1 else {legal[0]: 0.0}  # fmt: skip
-        self.costs[use.key] = dict(_measured[key])
+            found: dict[str, float] = {}
+            for method in legal if len(legal) > 1 else ():
+                work = partial(weight_part, use, x, dy, self.units, self.masks, way, slot.name, method)
+                best = min(found.values(), default=float("inf")) * self.units.count
+                found[method] = _seconds(lambda work=work: work().sum(factors), x.device, best) / self.units.count  # type: ignore[misc]
+            _measured[key] = found or {legal[0]: 0.0}
+        self.costs[variant(use.key, mask)] = dict(_measured[key])
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    times = []
+def _seconds(work: Callable[[], object], device: torch.device, best: float) -> float:
+    times: list[float] = []
     for _ in range(1 + REPEATS):
         start = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
+        if times[0] > HOPELESS * best:
+            return times[0]
     return min(times[1:])

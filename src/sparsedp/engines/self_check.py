@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sparsedp.dp.clipping import Engine, Loss, Rows, reference, row_losses
-from sparsedp.dp.masks import Masks, participating
+from sparsedp.dp.clipping import Engine, Loss, Rows, clip_factor, reference, row_losses
+from sparsedp.dp.masks import GRANULARITIES, Masks, combine, maskable_layers, participating, restrict
 from sparsedp.engines.made_up import made_up_rows
 from sparsedp.errors import UsageError
 
@@ -54,18 +55,44 @@ def check_model(model: nn.Module, loss: Loss, rows_like: Rows) -> list[str]:
 
 
 def check_engine(engine: Engine, model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, clip: float) -> None:
-    """The engine's clipped sum equals the reference's, at the clip in use and at one that is sure to bind."""
+    """The engine's clipped sums equal those of the loop over units: with the masks given and with made-up ones of both
+    granularities, at the clip in use and at one that is sure to bind.
+    """
     rows = made_up_rows(rows_like, UNITS)
     with _quiet(model, loss, rows):
-        for bound in (clip, _binding(model, loss, rows, masks)):
-            wrong = disagreements(
-                engine(model, loss, rows, masks, bound), reference(model, loss, rows, masks, bound), _tolerance_of(model)
-            )
-            if wrong:
-                raise UsageError(
-                    f"The engine {engine_name(engine)!r} computes another clipped sum than the loop over examples for "
-                    f"{_list(wrong)}; choose the engine 'reference', and report this model."
-                )
+        gradients = [reference(model, loss, Rows.make(x, y, torch.zeros(len(u), dtype=torch.int64)), {}, 1e30) for x, y, u in _units(rows)]
+        for some in (masks, *(combine(masks, made_up_masks(model, granularity)) for granularity in GRANULARITIES)):
+            own = [restrict(g, some) for g in gradients]
+            norms = [_norm(g) for g in own]
+            for bound in (clip, max(min(norms) / 2, 1e-20)):
+                expected = {n: sum((g[n] * clip_factor(g, bound).to(g[n].device) for g in own), torch.zeros_like(t)) for n, t in own[0].items()}
+                wrong = disagreements(engine(model, loss, rows, some, bound), expected, _tolerance_of(model))
+                if wrong:
+                    raise UsageError(
+                        f"The engine {engine_name(engine)!r} computes another clipped sum than the loop over examples for "
+                        f"{_list(wrong)}; choose the engine 'reference', and report this model."
+                    )
+
+
+def made_up_masks(model: nn.Module, granularity: str) -> dict[str, Tensor]:
+    """Masks that drop about half of every maskable weight."""
+    generator = torch.Generator().manual_seed(1)
+    masks = {}
+    for layer in maskable_layers(model, granularity):
+        shape = layer.shape[:1] if layer.by_filter else layer.shape
+        masks[layer.name] = torch.rand(shape, generator=generator) < 0.5
+        masks[layer.name].reshape(-1)[0] = True
+    trained = participating(model)
+    return {name: mask.to(trained[name].device) for name, mask in masks.items()}
+
+
+def _units(rows: Rows) -> Iterator[tuple[Any, Any, Tensor]]:
+    for unit, (inputs, targets) in enumerate(rows.of_each_unit()):
+        yield inputs, targets, rows.unit[rows.unit == unit]
+
+
+def _norm(gradient: Mapping[str, Tensor]) -> float:
+    return float(torch.stack([t.double().norm().cpu() for t in gradient.values()]).norm()) if gradient else 0.0
 
 
 def disagreements(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> list[str]:
@@ -92,12 +119,6 @@ def draws_random_numbers(model: nn.Module, loss: Loss, rows: Rows) -> bool:
 def engine_name(engine: Engine) -> str:
     """The name that users know an engine by."""
     return str(getattr(engine, "name", None) or getattr(engine, "__name__", type(engine).__name__))
-
-
-def _binding(model: nn.Module, loss: Loss, rows: Rows, masks: Masks) -> float:
-    whole = reference(model, loss, rows, masks, float("1e30"))
-    norm = float(torch.stack([t.double().norm().cpu() for t in whole.values()]).norm()) if whole else 1.0
-    return max(norm / (10 * rows.units), 1e-20)
 
 
 @contextmanager

@@ -39,19 +39,32 @@ class Part:
     """The clip factors per unit -> the clipped sum by parameter."""
 
 
-def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool, output: bool) -> list[str]:
-    """The methods that give the right result for such a use."""
+def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool) -> list[str]:
+    """The methods that give the right result for such a use, without those that cannot be fast; the first is a fair guess."""
+    assert use.weight is not None
     one_position = use.call.kind == "linear" and dy.numel() == units.count * dy.shape[-1]
     if one_position and not standardised:
         return ["outer:fold"]
-    found = ["direct:keep", "direct:fold"]
     plain_image = use.call.kind == "conv" and dy.ndim == 4 and use.call.settings[3] == 1
-    if plain_image:
-        found += ["unfold:keep", "unfold:fold"]
-    whole = mask is None or (mask.ndim == 1 and (output or not standardised))
-    if whole and units.each is not None and (output or not standardised) and (plain_image or use.call.kind == "linear"):
-        found.append("gram:fold")
-    return found
+    found = [f"{source}:{fate}" for source in (("direct", "unfold") if plain_image else ("direct",)) for fate in ("keep", "fold")]
+    if use.weight.numel() * units.count > KEEPABLE * (x.numel() + dy.numel()):
+        found = [m for m in found if not m.endswith(":keep")]
+    if mask is not None and mask.ndim > 1 or units.each is None or not (plain_image or use.call.kind == "linear"):
+        return found
+    if standardised and use.intact_output() is None:
+        return found
+    positions, channels = dy.numel() // units.count // use.weight.shape[0], use.weight.shape[0]
+    gram, formed = positions * (channels + use.weight[0].numel()), channels * use.weight[0].numel()
+    return ["gram:fold", *found] if gram < formed else [*found, "gram:fold"] if gram < 4 * formed else found
+
+
+KEEPABLE = 4
+"""Gradients may be kept where they are at most so many times larger than the activations that they replace."""
+
+
+def variant(key: str, mask: Tensor | None) -> str:
+    """The name of a use in a plan: the method may differ with how its weight is masked."""
+    return key if mask is None else f"{key}@{'filter' if mask.ndim == 1 else 'weight'}"
 
 
 def needs_output(use: Use, standardised: bool) -> bool:
@@ -59,8 +72,10 @@ def needs_output(use: Use, standardised: bool) -> bool:
     return standardised and use.call.kind == "conv"
 
 
-def weight_part(use: Use, x: Tensor, dy: Tensor, units: Units, masks: Masks, make_way: MakeWay, name: str, method: str) -> Part:
-    """The part of the weight `name` of a use."""
+def weight_part(
+    use: Use, x: Tensor, dy: Tensor, units: Units, masks: Masks, make_way: MakeWay, name: str, method: str
+) -> Part:  # fmt: skip
+    """The part of the weight `name` of a use, by a method that is among its `candidates`."""
     source, fate = method.split(":")
     mask = masks.get(name)
     pair = _pair(use, x, dy, units, source)
