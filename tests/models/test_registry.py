@@ -146,3 +146,13 @@ def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_no_classes_is_refused():
     with pytest.raises(UsageError, match="classes is 0"):
         build(Model(name="small_cnn"), (1, 28, 28), 0)
+
+
+def test_a_stem_of_stride_two_leaves_the_parameters_and_a_quarter_of_the_positions() -> None:
+    plain = build(Model(name="wrn_10_1"), (3, 32, 32), 10, torch.Generator().manual_seed(0))
+    quick = build(Model(name="wrn_10_1_s2"), (3, 32, 32), 10, torch.Generator().manual_seed(0))
+    assert plain.state_dict().keys() == quick.state_dict().keys()
+    image = torch.zeros(1, 3, 32, 32)
+    assert plain.stem(image).shape == (1, 16, 32, 32)
+    assert quick.stem(image).shape == (1, 16, 16, 16)
+    assert quick(image).shape == (1, 10)

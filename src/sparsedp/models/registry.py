@@ -25,8 +25,8 @@ Shape = tuple[int, int, int]
 Factory = Callable[[Shape, int], nn.Module]
 
 
-def _wrn(depth: int, width: int, shape: Shape, classes: int) -> nn.Module:
-    return WideResNet(depth, width, classes, shape[0])
+def _wrn(depth: int, width: int, shape: Shape, classes: int, stem_stride: int = 1) -> nn.Module:
+    return WideResNet(depth, width, classes, shape[0], stem_stride)
 
 
 OWN: dict[str, Factory] = {
@@ -56,13 +56,13 @@ def build(model: Model, shape: Shape, classes: int, generator: torch.Generator |
 def _factory(name: str) -> Factory:
     if name in OWN:
         return OWN[name]
-    if numbers := re.fullmatch(r"wrn_(\d+)_(\d+)", name):
-        return partial(_wrn, int(numbers[1]), int(numbers[2]))
+    if numbers := re.fullmatch(r"wrn_(\d+)_(\d+)(_s2)?", name):
+        return partial(_wrn, int(numbers[1]), int(numbers[2]), stem_stride=2 if numbers[3] else 1)
     if name.startswith("timm:"):
         return partial(_timm, name.removeprefix("timm:"))
     if ":" in name:
         return partial(_imported, name)
-    raise unknown("model", name, [*OWN, "wrn_DEPTH_WIDTH", "timm:NAME", "package.module:function"])
+    raise unknown("model", name, [*OWN, "wrn_DEPTH_WIDTH", "wrn_DEPTH_WIDTH_s2", "timm:NAME", "package.module:function"])
 
 
 @contextmanager

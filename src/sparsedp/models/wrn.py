@@ -35,16 +35,20 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-`depth`-`width`: depth is 6n + 4, with n blocks in each of three groups."""
+    """WRN-`depth`-`width`: depth is 6n + 4, with n blocks in each of three groups.
 
-    def __init__(self, depth: int, width: int, classes: int, channels: int = 3) -> None:
+    `stem_stride` 2 halves the side of the image at once: a quarter of the work, for small machines. The paper has 1.
+    """
+
+    def __init__(self, depth: int, width: int, classes: int, channels: int = 3, stem_stride: int = 1) -> None:
         super().__init__()
         require(
             depth >= 10 and (depth - 4) % 6 == 0, "the depth of a WRN", depth, "it must be 6n + 4 with n at least 1",
             "10, 16, 22, 28 and 40 are such",
         )  # fmt: skip
         require(width >= 1, "the width of a WRN", width, "it multiplies 16 channels, so it is at least 1", "4 and 10 are usual")
-        self.stem = WSConv2d(channels, 16, 3)
+        require(stem_stride in (1, 2), "the stride of a WRN's stem", stem_stride, "it is 1 or 2", "1 is the paper's")
+        self.stem = WSConv2d(channels, 16, 3, stem_stride)
         last = 16
         groups = []
         for wide, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
