@@ -15,6 +15,7 @@ from sparsedp.dp.clipping import Loss, Rows, row_losses
 from sparsedp.dp.masks import Masks, participating
 from sparsedp.engines.fast import Fast, aligned
 from sparsedp.engines.made_up import made_up_rows
+from sparsedp.engines.memory import Saved, micro_batch
 from sparsedp.engines.plan import Plan
 from sparsedp.engines.self_check import draws_random_numbers
 from sparsedp.engines.structure import Irregular, Structure, find_structure
@@ -41,11 +42,12 @@ def fast_engine(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, pla
         raise Irregular("the model draws random numbers, and parameters without a rule would need them a second time")
     if plan is not None:
         return Fast(structure, plan.methods), plan
-    costs = measure(model, loss, rows_like, {}, structure)
-    if masks:
-        costs |= measure(model, loss, rows_like, masks, structure)
+    survey = measure(model, loss, rows_like, {}, structure)
+    costs = survey.costs | (measure(model, loss, rows_like, masks, structure).costs if masks else {})
     methods = {key: min(found, key=found.__getitem__) for key, found in costs.items()}
-    return Fast(structure, methods), Plan(engine="fast", methods=methods, costs=costs, threads=torch.get_num_threads())
+    size = micro_batch(survey.bytes_per_row, max(survey.units.counts), survey.units.index.device)
+    made = Plan(engine="fast", methods=methods, costs=costs, micro_batch=size, threads=torch.get_num_threads())
+    return Fast(structure, methods), made
 
 
 def method_keys(structure: Structure) -> list[str]:
@@ -53,20 +55,21 @@ def method_keys(structure: Structure) -> list[str]:
     return [k for k, s in structure.slots.items() if s.weight is not None and not s.weight.materialise and s.kind in ("conv", "linear")]
 
 
-def measure(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, structure: Structure) -> dict[str, dict[str, float]]:
-    """Seconds per unit that every legal method of every use takes."""
+def measure(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, structure: Structure) -> Survey:
+    """Try every legal method of every use."""
     each = max(rows_like.counts[:1].tolist(), default=1)
     rows = made_up_rows(rows_like, max(2, ROWS // max(1, each)))
-    survey = _Survey(model, rows, masks, structure)
-    with Tracer(participating(model), len(rows.unit), survey.receive, structure.rest, structure.outputs) as tracer:
+    survey = Survey(model, rows, masks, structure)
+    with Saved() as saved, Tracer(participating(model), len(rows.unit), survey.receive, structure.rest, structure.outputs) as tracer:
         losses = row_losses(model, loss, rows.inputs, rows.targets)
     if tracer.uses:
         torch.autograd.grad(losses.mean(), [tracer.token], allow_unused=True)
-    return survey.costs
+    survey.bytes_per_row += saved.bytes / len(rows.unit)
+    return survey
 
 
 @dataclass(eq=False)
-class _Survey:
+class Survey:
     """Receives every use of one pass, and tries its methods."""
 
     model: nn.Module
@@ -74,6 +77,9 @@ class _Survey:
     masks: Masks
     structure: Structure
     costs: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Seconds per unit."""
+    bytes_per_row: float = 0.0
+    """What is held at the end of the backward pass at most: activations, output gradients, kept gradients."""
 
     def __post_init__(self) -> None:
         self.trained = participating(self.model)
@@ -81,6 +87,7 @@ class _Survey:
         self.keys = set(method_keys(self.structure))
 
     def receive(self, use: Use, x: Tensor, dy: Tensor) -> None:
+        self.bytes_per_row += dy.nbytes / len(self.rows.unit)
         if use.key not in self.keys:
             return
         slot = self.structure.slots[use.key].weight
@@ -96,13 +103,15 @@ class _Survey:
         if key not in _measured:
             way = slot.way(self.trained)
             factors = torch.full((self.units.count,), 0.5, dtype=torch.float64, device=x.device)
-            found: dict[str, float] = {}
+            taken: dict[str, float] = {}
             for method in legal if len(legal) > 1 else ():
                 work = partial(weight_part, use, x, dy, self.units, self.masks, way, slot.name, method)
-                best = min(found.values(), default=float("inf")) * self.units.count
-                found[method] = _seconds(lambda work=work: work().sum(factors), x.device, best) / self.units.count  # type: ignore[misc]
-            _measured[key] = found or {legal[0]: 0.0}
-        self.costs[variant(use.key, mask)] = dict(_measured[key])
+                best = min(taken.values(), default=float("inf")) * self.units.count
+                taken[method] = _seconds(lambda work=work: work().sum(factors), x.device, best) / self.units.count  # type: ignore[misc]
+            _measured[key] = taken or {legal[0]: 0.0}
+        self.costs[variant(use.key, mask)] = found = dict(_measured[key])
+        if min(found, key=found.__getitem__).endswith(":keep"):
+            self.bytes_per_row += use.weight.nbytes * self.units.count / len(self.rows.unit)
 
 
 def _seconds(work: Callable[[], object], device: torch.device, best: float) -> float:

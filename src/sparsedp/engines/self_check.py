@@ -102,7 +102,7 @@ def disagreements(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], t
     for name in expected.keys() & found.keys():
         ours, theirs = found[name].double(), expected[name].double()
         gap = (ours - theirs).norm().cpu()
-        slack = tolerance * theirs.norm().cpu() + 1e-3 * tolerance * scale
+        slack = tolerance * theirs.norm().cpu() + 0.02 * tolerance * scale  # the latter for gradients that cancel to nothing
         if ours.shape != theirs.shape or not bool(gap <= slack):
             wrong.append(name)
     return sorted(wrong)
