@@ -55,7 +55,7 @@ def assemble(run: Run, dataset: DataSet, key: Key, loss: Loss | None = None) -> 
 
 def load_data(run: Run) -> DataSet:
     """The run's data set. Headers and labels are read; what the records hold is for `data.check`."""
-    return data.load(run.data)
+    return data.load(run.data, run.runtime.workers)
 
 
 def single_label_loss(output: Tensor, labels: Tensor) -> Tensor:

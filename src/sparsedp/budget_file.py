@@ -7,9 +7,6 @@ to spend, and corrected when it ends. The file is found by a checksum of the dat
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,9 +16,8 @@ import pooch
 from sparsedp import disk
 from sparsedp.dp.accounting import epsilon
 from sparsedp.dp.ledger import Ledger
+from sparsedp.errors import UsageError
 from sparsedp.planning import Budget
-
-STALE = 60.0  # seconds after which a lock is taken to be left over from a run that died
 
 
 class Notes(Protocol):
@@ -56,12 +52,16 @@ class BudgetFile:
         """All entries by run folder."""
         if not self.path.exists():
             return {}
-        return dict(disk.read_json(self.path, "the data set's budget file")["runs"])
+        found = disk.read_json(self.path, "the data set's budget file")
+        runs = found.get("runs") if isinstance(found, dict) else None
+        if not isinstance(runs, dict) or not all(isinstance(run, dict) and "ledger" in run for run in runs.values()):
+            raise UsageError(f"The data set's budget file {self.path} does not hold runs with their ledgers; restore it.")
+        return runs
 
     def spent(self, ledger: Ledger, finished: bool = True) -> None:
         """Enter, or correct, what this run spends."""
         disk.make_folder(self.path.parent, 0o700)
-        with _locked(self.path):
+        with disk.one_at_a_time(self.path.with_suffix(".lock")):
             runs = self.runs()
             runs[self._run] = {"finished": finished, "ledger": ledger.to_json()}
             disk.write_json(self.path, {"data": self._data, "runs": runs}, mode=0o600)
@@ -77,24 +77,3 @@ class BudgetFile:
             for part in Ledger.from_json(entry["ledger"]).entries:
                 everything = everything.append(part.what, part.event, part.count)
         return epsilon(everything, self._delta).epsilon
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, by a file that only one process can make."""
-    lock = path.with_suffix(".lock")
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            break
-        except FileExistsError:
-            try:
-                if time.time() - lock.stat().st_mtime > STALE:
-                    lock.unlink(missing_ok=True)
-            except FileNotFoundError:
-                continue
-            time.sleep(0.05)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)

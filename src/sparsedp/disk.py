@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sparsedp.errors import UsageError
+
+UNFINISHED = ".part"  # ends the name of a file that is being written
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -60,6 +65,44 @@ def make_folder(path: Path, mode: int = 0o755) -> Path:
     return path
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a process that died was writing."""
+    for left in folder.glob(f".*{UNFINISHED}"):
+        left.unlink(missing_ok=True)
+
+
+def lock(path: Path) -> int | None:
+    """Hold a file until `os.close` or the end of the process, however it ends; None if another process holds it."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait for a file that only one process can hold, and hold it for the block."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def erase(path: Path) -> None:
+    """Overwrite a file where it lies, and remove it. What a file system kept elsewhere is out of reach."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
+
+
 def cannot_write(path: Path, error: OSError) -> UsageError:
     """The error for a path that cannot be written; the last whole version of the file is still there."""
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -69,7 +112,7 @@ def cannot_write(path: Path, error: OSError) -> UsageError:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -18,6 +18,7 @@ from sparsedp.dp.randomness import uniform
 from sparsedp.environment import pick_device
 from sparsedp.errors import require
 from sparsedp.planning import budget
+from sparsedp.prune_run import before_training
 from sparsedp.verbs import finished_run
 
 
@@ -60,7 +61,7 @@ def examine(path: Path, moved: str | None, examples: int) -> Findings:
     run, dataset, spec, model = finished_run(path, moved, average=False)
     summary = disk.read_json(path / "public" / "summary.json", "the run's summary")
     device = pick_device(run.runtime.device)
-    plan = budget(run, dataset.train.num_units)
+    plan = budget(run, dataset.train.num_units, before_training(run))
     from sparsedp.assembly import multilabel_loss, single_label_loss
 
     loss = multilabel_loss if dataset.multilabel else single_label_loss

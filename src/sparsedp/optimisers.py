@@ -26,7 +26,7 @@ class Guard:
         self._masks: Masks = {}
         self._given: dict[str, tuple[Tensor, int]] = {}
         self._saved: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
-        self._initial: dict[int, dict[str, Any]] = {}
+        self._initial: dict[tuple[int, int], dict[str, float]] = {}
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -43,6 +43,14 @@ class Guard:
         for name, p in participating(self._model).items():
             p.grad = gradient[name].to(dtype=p.dtype, device=p.device)
             self._given[name] = (p.grad, p.grad._version)
+
+    def refuse_waste(self) -> None:
+        """Raise if a private gradient was handed out and never applied: what it cost would be lost."""
+        if self._given:
+            raise UsageError(
+                "private.backward was called again before optimizer.step(), so the gradient that was paid for before would be lost; "
+                "call optimizer.step() once after every private.backward(batch)."
+            )
 
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(callable(a) for a in (*args[1:], *kwargs.values())):
@@ -84,21 +92,17 @@ class Guard:
 
     def _first_value(self, optimizer: torch.optim.Optimizer, p: nn.Parameter, entry: str) -> float:
         """What a state entry starts from, before it has seen anything: read off the same optimiser on a zero that got a zero."""
-        place = next(i for i, group in enumerate(optimizer.param_groups) if any(q is p for q in group["params"]))
+        group = next(g for g, group in enumerate(optimizer.param_groups) if any(q is p for q in group["params"]))
+        place = (group, p.ndim)
         if place not in self._initial:
-            probe = nn.Parameter(torch.zeros(2, dtype=p.dtype, device=p.device))
+            probe = nn.Parameter(torch.zeros((2,) * p.ndim, dtype=p.dtype, device=p.device))
             probe.grad = torch.zeros_like(probe)
-            options = {
-                k: v for k, v in optimizer.param_groups[place].items() if k not in ("params", "initial_lr", "param_names")
-            }
-            fresh = type(optimizer)([probe], **{k: v for k, v in options.items() if k in _arguments(type(optimizer))})
+            takes = inspect.signature(type(optimizer)).parameters
+            options = {k: v for k, v in optimizer.param_groups[group].items() if k in takes and k != "params"}
+            fresh = type(optimizer)([probe], **options)
             fresh.step()
-            self._initial[place] = {k: float(v[0]) for k, v in _elementwise_state(fresh, probe).items()}
+            self._initial[place] = {k: float(v.flatten()[0]) for k, v in _elementwise_state(fresh, probe).items()}
         return float(self._initial[place].get(entry, 0.0))
-
-
-def _arguments(kind: type) -> set[str]:
-    return set(inspect.signature(kind).parameters)
 
 
 def _elementwise_state(optimizer: torch.optim.Optimizer, p: nn.Parameter, clone: bool = False) -> dict[str, Tensor]:

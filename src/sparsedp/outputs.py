@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sparsedp.pruning import Pruned
     from sparsedp.state import Learner
     from sparsedp.training import Setting
+
+
+PRIVATE = "differentially private"
 
 
 def write(
@@ -52,7 +55,7 @@ def write(
 
 def summarise(setting: Setting, spent: Spent, results: Mapping[str, Metrics], seconds: float) -> dict[str, Any]:
     """The contents of summary.json."""
-    m, plan = setting.run.mechanism, setting.plan
+    plan = setting.plan
     last, average = results.get("last"), results.get("average")
     return {
         "accuracy": None if last is None else last.accuracy,
@@ -61,7 +64,7 @@ def summarise(setting: Setting, spent: Spent, results: Mapping[str, Metrics], se
         "delta": spent.delta,
         "accountant": spent.accountant,
         "neighbouring": spent.neighbouring,
-        "private": m.private and not setting.key.given,
+        "private": stamp(setting) == PRIVATE,
         "stamp": stamp(setting),
         "steps": plan.steps,
         "batch_size": plan.batch_size,
@@ -80,9 +83,11 @@ def stamp(setting: Setting) -> str:
         return "not private: no clipping and no noise"
     if setting.run.sparsity.prune == "snip-not-private":
         return "not private: pruned by SNIP without noise"
+    if math.isinf(setting.plan.spent.epsilon):
+        return "not private: something was released without noise"
     if setting.key.given:
         return "not private: the key was chosen by the user, so the noise can be computed again"
-    return "differentially private"
+    return PRIVATE
 
 
 def add_metrics(setting: Setting, private: Private, results: Mapping[str, Metrics]) -> None:
@@ -147,9 +152,7 @@ def model_card(setting: Setting, summary: Mapping[str, Any]) -> str:
     if recall is None:
         return "\n".join([*lines[:-2], "No evaluation data were declared.", ""])
     rows = [f"| {name} | {number(value)} |" for name, value in zip(dataset.classes, recall, strict=True)]
-    return "\n".join(
-        [*lines, "| class | recall |", "|---|---|", *rows, "", f"Written {time.strftime('%Y-%m-%d', time.gmtime())}.", ""]
-    )
+    return "\n".join([*lines, "| class | recall |", "|---|---|", *rows, ""])
 
 
 def number(value: float | None) -> str:

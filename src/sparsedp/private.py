@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,17 @@ from sparsedp.dp import accounting, mechanism
 from sparsedp.dp.accounting import Spent
 from sparsedp.dp.clipping import Engine, Loss, Rows
 from sparsedp.dp.ledger import Ledger
-from sparsedp.dp.masks import Masks, maskable_layers
+from sparsedp.dp.masks import Masks, maskable_layers, participating
 from sparsedp.dp.mechanism import Settings
 from sparsedp.dp.randomness import Key, raw
-from sparsedp.dp.selection import Criterion
+from sparsedp.dp.selection import Criterion, select
+from sparsedp.dp.values import public
 from sparsedp.engines import Plan, choose_engine
 from sparsedp.errors import BudgetError, UsageError, require
 from sparsedp.models.preparation import check_model
 from sparsedp.optimisers import Guard
 from sparsedp.planning import budget
-from sparsedp.sources import Collate, Source, as_source, parts
+from sparsedp.sources import Collate, Source, as_source, check_labels, parts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,11 +70,12 @@ class Private:
         on_plan: Callable[[int, Plan], None] = lambda step, plan: None,
     ) -> None:
         check_model(model)
+        _check_masks(model, settings.pruned)
         self.model, self.loss, self.settings, self.steps, self.key = model, loss, settings, steps, key
         self.ledger = ledger or Ledger()
         self.taken = 0
         self.plans: dict[int, Plan] = {}
-        self._charged = 0
+        self._charged, self._replayed = 0, 0
         self._engine_asked, self._micro_batch = engine, micro_batch
         self._engine: Engine | None = None
         self._on_spend, self._on_plan = on_spend, on_plan
@@ -104,14 +107,16 @@ class Private:
             f"the next step is {self.taken}",
             "use each batch once, in order",
         )
+        self._guard.refuse_waste()
         engine = self.prepare(batch.source)
         while True:
             try:
-                result = mechanism.private_step(
-                    self.settings, self.model, self.loss,
-                    lambda units: parts(batch.source, units, batch.step, self.micro_batch),
-                    seeded(engine, self.key, batch.step), self.key, batch.step, self._record,
-                )  # fmt: skip
+                with drawing_from(self.key, batch.step, -1):
+                    result = mechanism.private_step(
+                        self.settings, self.model, self.loss,
+                        lambda units: parts(batch.source, units, batch.step, self.micro_batch),
+                        seeded(engine, self.key, batch.step), self.key, batch.step, self._record,
+                    )  # fmt: skip
                 break
             except (MemoryError, RuntimeError) as error:
                 self._shrink(error)
@@ -119,9 +124,11 @@ class Private:
         self._guard.arm(result.gradient.tensors, result.masks)
 
     def prepare(self, source: Source) -> Engine:
-        """Choose and check the engine on made-up rows; done by the first `backward` if not before."""
+        """Choose and check everything on made-up rows; done by the first `backward` if not before."""
         planned = self._plan_in_force()
         if self._engine is None:
+            self._try_selection()
+            check_labels(self.model, self.loss, source)
             if callable(self._engine_asked):
                 self._engine, chosen_plan = self._engine_asked, Plan(engine="custom")
             else:
@@ -143,6 +150,7 @@ class Private:
     def resume(self, taken: int, ledger: Ledger, charged: int, plans: dict[int, Plan]) -> None:
         """Go on after `taken` steps. Of the ledger's steps, the first `charged` may be replayed, to the bit, at no new cost."""
         self.taken, self.ledger, self._charged, self.plans = taken, ledger, charged, dict(plans)
+        self._replayed = charged
 
     def spent(self, delta: float = 1e-5, accountant: str = "pld", neighbouring: str = "add-remove") -> Spent:
         """What the ledger amounts to by now."""
@@ -164,6 +172,12 @@ class Private:
         self._charged = self.taken + 1
         self._on_spend(self.ledger)
 
+    def _try_selection(self) -> None:
+        """What a criterion of the user's own gets wrong is found before anything is spent. The outcome is not used."""
+        s = self.settings
+        weights = public(participating(self.model), "weights before this step are released or initial")
+        select(s.layers, s.drop, s.drop_rate, s.pruned, weights, self.key, self.taken)
+
     def _plan_in_force(self) -> Plan | None:
         served = [step for step in self.plans if step <= self.taken]
         return self.plans[max(served)] if served else None
@@ -177,6 +191,11 @@ class Private:
         plan = self._plan_in_force()
         if not out_of_memory(error) or plan is None or self.micro_batch <= 1:
             raise error
+        if self.taken < self._replayed:
+            raise UsageError(
+                f"Memory ran out in step {self.taken}, which is done again after a crash and must be done as it was the first time, "
+                f"{self.micro_batch} rows at once; free memory and start again, nothing new was spent."
+            ) from error
         self._serve(dataclasses.replace(plan, micro_batch=self.micro_batch // 2))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -199,13 +218,33 @@ def seeded(engine: Engine, key: Key, step: int) -> Engine:
 
     def run(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
         nonlocal calls
-        seed = int.from_bytes(raw(key, 8, "modules", step, calls), "little") >> 1
         calls += 1
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
+        with drawing_from(key, step, calls):
             return engine(model, loss, rows, masks, clip)
 
     return run
+
+
+@contextmanager
+def drawing_from(key: Key, step: int, part: int) -> Iterator[None]:
+    """What draws from torch's own generators in this block draws from the key; afterwards they are as they were."""
+    seed = int.from_bytes(raw(key, 8, "modules", step, part), "little") >> 1
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def _check_masks(model: nn.Module, masks: Masks) -> None:
+    trained = participating(model)
+    for name, mask in masks.items():
+        if name not in trained:
+            raise UsageError(f"pruned has a mask for {name!r}, but no trained parameter has that name; leave it out.")
+        shape = tuple(trained[name].shape)
+        require(
+            mask.dtype == torch.bool and tuple(mask.shape) in (shape, shape[:1]), f"the mask of {name}",
+            f"{mask.dtype} {tuple(mask.shape)}", f"it must be bool of shape {shape}, or {shape[:1]} for whole filters",
+            "make it with sparsedp prune",
+        )  # fmt: skip
 
 
 def attach(

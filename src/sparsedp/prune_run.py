@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,7 +103,14 @@ def prune_alone(run: Run, out: Path) -> Pruned:
         return pruned
     checksum = check(dataset).checksum
     plan = budget(run, dataset.train.num_units)
-    account = BudgetFile(home() / f"{checksum[:24]}.json", dataset.name, str(out.resolve()), plan, run.mechanism.delta, Quiet())
+    account = BudgetFile(
+        home() / f"{checksum[:24]}.json",
+        dataset.name,
+        f"{out.resolve()} {secrets.token_hex(8)}",
+        plan,
+        run.mechanism.delta,
+        Quiet(),
+    )
 
     def record(what: str, event: dp_accounting.DpEvent) -> None:
         account.spent(Ledger().append(what, event))

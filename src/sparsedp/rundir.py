@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,49 +25,107 @@ VERSION = 1
 
 
 class RunDir:
-    """Paths and files of one run."""
+    """Paths and files of one run. One process at a time has it open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.public, self.private = path / "public", path / "private"
         self.states = self.private / "state"
+        self.is_new = False
+        self._lock: int | None = None
 
     @staticmethod
     def open(path: Path, run: Run) -> RunDir:
         """A new folder for this run, or the folder of the same run, unfinished; anything else is refused."""
         folder = RunDir(path)
-        recorded = folder.public / "config.json"
-        if not recorded.exists():
-            if path.exists() and any(p.name not in ("public", "private") for p in path.iterdir()):
-                raise UsageError(f"--run-dir is {path}, which holds other files; name a new or empty folder.")
-            for part in (folder.public, folder.private, folder.states):
-                disk.make_folder(part, 0o755 if part is folder.public else 0o700)
-            disk.write_json(recorded, describe(run))
-            return folder
-        if (folder.public / "summary.json").exists():
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--run-dir is {path}, which is a file; name a new or empty folder.")
+        folder.is_new = not (folder.public / "config.json").exists()
+        folder._refuse_strangers()
+        for part in (folder.public, folder.private, folder.states):
+            disk.make_folder(part, 0o755 if part is folder.public else 0o700)
+        folder._hold()
+        try:
+            folder._take(run)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _refuse_strangers(self) -> None:
+        if not self.is_new or not self.path.exists():
+            return
+        if any(p.name not in ("public", "private") for p in self.path.iterdir()):
+            raise UsageError(f"--run-dir is {self.path}, which holds other files; name a new or empty folder.")
+        if (self.public / "ledger.json").exists() or any(self.states.glob("*.state")):
             raise UsageError(
-                f"The run in {path} is finished; name another --run-dir, or look at it with 'sparsedp evaluate {path}'."
+                f"The run in {self.path} has lost its public/config.json; restore it, or start a new run in another folder and count "
+                "this one as spent."
+            )
+
+    def _hold(self) -> None:
+        self._lock = disk.lock(self.private / "lock")
+        if self._lock is None:
+            raise UsageError(
+                f"The run in {self.path} is being trained by another process; wait for it, or name another --run-dir."
+            )
+
+    def _take(self, run: Run) -> None:
+        for part in (self.public, self.private, self.states):
+            disk.sweep(part)
+        recorded = self.public / "config.json"
+        if self.is_new:
+            disk.write_json(recorded, describe(run))
+            return
+        if (self.public / "summary.json").exists():
+            self.finish()
+            raise UsageError(
+                f"The run in {self.path} is finished; name another --run-dir, or look at it with 'sparsedp evaluate {self.path}'."
             )
         differences = different(disk.read_json(recorded, "the run's configuration"), describe(run))
         if differences:
             raise UsageError(
-                f"The run in {path} was started with another configuration ({'; '.join(differences[:3])}); resume it with the same "
-                "one, or name another --run-dir."
+                f"The run in {self.path} was started with another configuration ({'; '.join(differences[:3])}); resume it with the "
+                "same one, or name another --run-dir."
             )
-        disk.make_folder(folder.states, 0o700)
-        return folder
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Remove what `open` made, if it was new and nothing was spent."""
+        if self.is_new and not (self.public / "ledger.json").exists():
+            self.close()
+            for part in (self.public, self.private):
+                shutil.rmtree(part, ignore_errors=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    @property
+    def name(self) -> str:
+        """What the budget file calls the run: another run in the same place, after this one was removed, has another name."""
+        path = self.private / "id"
+        if not path.exists():
+            disk.write_text(path, secrets.token_hex(8), mode=0o600)
+        return f"{self.path.resolve()} {path.read_text(encoding='utf-8')}"
 
     def key(self, chosen: str | None) -> Key:
-        """The run's key: chosen by the user, or made once by the operating system and kept until the run ends."""
-        if chosen is not None:
-            return keys.chosen(chosen)
+        """The run's key: chosen by the user, or made once by the operating system; kept until the run ends."""
         path = self.private / "key"
         if not path.exists():
-            disk.write_bytes(path, keys.fresh().secret, mode=0o600)
+            made = keys.fresh() if chosen is None else keys.chosen(chosen)
+            disk.write_bytes(path, made.secret, mode=0o600)
         secret = path.read_bytes()
+        if chosen is not None and secret != keys.chosen(chosen).secret:
+            raise UsageError(
+                f"runtime.key is not the one that the run in {self.path} was started with; give that one, or name another --run-dir."
+            )
         if len(secret) != 32:
             raise UsageError(f"The key in {path} is damaged; start a new run, what this one spent stays spent.")
-        return Key(secret, given=False)
+        return Key(secret, given=chosen is not None)
 
     def write_ledger(self, ledger: Ledger) -> None:
         """Before a step reads anything: so a crash can over-count, and never under-count."""
@@ -85,13 +145,26 @@ class RunDir:
             return {}
         return {int(step): Plan.from_json(plan) for step, plan in disk.read_json(path, "the engine's plans").items()}
 
+    def keep_metrics(self, upto: int, steps: int) -> None:
+        """Of the lines of metrics, keep what a run that stands at step `upto` of `steps` has written and will not write again."""
+        for path, mode in ((self.public / "metrics.jsonl", 0o644), (self.private / "metrics.jsonl", 0o600)):
+            if path.exists():
+                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                disk.write_text(path, "".join(line for line in lines if _step(line) <= upto and _step(line) < steps), mode)
+
     def finish(self) -> None:
         """Erase the key and the resumable state: nobody can recompute the noise any more."""
         for path in (self.private / "key", self.private / "plans.json"):
-            if path.exists():
-                path.write_bytes(b"\0" * path.stat().st_size)
-                path.unlink()
+            disk.erase(path)
         shutil.rmtree(self.states, ignore_errors=True)
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics; infinite for a line that was not written to its end."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sparsedp.data.values import UnitIndex
-from sparsedp.dp.clipping import Rows
+from sparsedp.dp.clipping import Loss, Rows, row_losses
+from sparsedp.engines.made_up import made_up_rows
 from sparsedp.errors import UsageError, require
 
 
@@ -40,7 +41,7 @@ class TensorSource:
 
     def __init__(self, inputs: Any, targets: Any, units: Tensor | None = None) -> None:
         leaves = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, Tensor)]
-        sizes = {len(leaf) for leaf in leaves}
+        sizes = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
         require(
             len(sizes) == 1, "the numbers of rows", sorted(sizes), "inputs and targets have as many", "check what was passed"
         )
@@ -51,6 +52,10 @@ class TensorSource:
     def example(self) -> Rows:
         first = tree_map_only(Tensor, lambda t: t[:1], self._inputs)
         return as_many(Rows.make(first, _highest(self._targets)), self._index)
+
+    def extremes(self) -> Any:
+        """Two made-up rows of targets: the lowest and the highest integers."""
+        return tree_map_only(Tensor, _ends, self._targets)
 
     def rows_of(self, units: Tensor) -> Tensor:
         return self._index.starts.diff()[units]
@@ -128,7 +133,7 @@ def as_source(data: Any, units: Tensor | None = None, collate: Collate | None = 
         return data  # type: ignore[no-any-return]
     if isinstance(data, torch.utils.data.TensorDataset) and len(data.tensors) == 2:
         return TensorSource(*data.tensors, units=units)
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor | dict | tuple) for t in data):
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(t, Tensor | dict | tuple) for t in data):
         return TensorSource(*data, units=units)
     if isinstance(data, torch.utils.data.DataLoader):
         raise UsageError(
@@ -142,6 +147,41 @@ def as_source(data: Any, units: Tensor | None = None, collate: Collate | None = 
     )
 
 
+def check_labels(model: nn.Module, loss: Loss, source: Source) -> None:
+    """Raise if the loss refuses the lowest or the highest label, and not a label of zero; tried on made-up inputs."""
+    if not isinstance(source, TensorSource):
+        return
+    rows = made_up_rows(Rows.make(source.example().part(0, 1)[0], None), 2)
+    limits, zero = source.extremes(), tree_map_only(Tensor, torch.zeros_like, source.extremes())
+    refused = _refusal(model, loss, rows.inputs, limits)
+    if refused is not None and _refusal(model, loss, rows.inputs, zero) is None:
+        raise UsageError(
+            f"labels go from {_said(limits, 0)} to {_said(limits, 1)}, but the loss does not take them ({refused}); classes are numbered "
+            "from 0 to one less than the model has outputs."
+        )
+
+
+def _refusal(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> str | None:
+    try:
+        with torch.no_grad():
+            row_losses(model, loss, inputs, targets)
+    except UsageError:
+        return None
+    except (IndexError, RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def _said(limits: Any, row: int) -> str:
+    return ", ".join(str(leaf[row].tolist()) for leaf in tree_leaves(limits) if isinstance(leaf, Tensor))
+
+
 def _highest(targets: Any) -> Any:
     """One made-up target row with the types of the real ones; integers show the highest class, which is public."""
     return tree_map_only(Tensor, lambda t: t[:1] if t.is_floating_point() else torch.full_like(t[:1], int(t.max())), targets)
+
+
+def _ends(targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        return targets[:1].repeat_interleave(2, 0)
+    return torch.stack([torch.full_like(targets[0], int(targets.min())), torch.full_like(targets[0], int(targets.max()))])

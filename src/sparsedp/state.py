@@ -1,8 +1,9 @@
 """What a run carries from step to step, and how it is put away and taken up again, to the bit.
 
 A resumed run that finds everything as it was replays the steps since its last checkpoint with the same bits, at no cost.
-Where anything that bits depend on has changed (versions, machine, threads, data), it goes on under a fresh key, the replayed
-steps are charged again, and the run ends so many steps earlier: the same noise never meets two different sums.
+Where anything that bits depend on has changed (versions, machine, threads, data, key), it goes on under a fresh key, the replayed
+steps are charged again, and the run ends so many steps earlier: the same noise never meets two different sums. The ledger counts
+the fresh keys, so that a checkpoint from before one of them is never taken for the last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import dp_accounting
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -62,6 +64,15 @@ class Progress:
         return key if self.epoch == 0 else Key(raw(key, 32, "epoch", self.epoch), key.given)
 
 
+FRESH = "taken up again with fresh noise"
+"""How the ledger's entry for a fresh key begins."""
+
+
+def fresh_keys(ledger: Ledger) -> int:
+    """How often a run went on under a fresh key."""
+    return sum(entry.count for entry in ledger.entries if entry.what.startswith(FRESH))
+
+
 def trained_steps(ledger: Ledger) -> int:
     """How many training steps a ledger counts."""
     return sum(entry.count for entry in ledger.entries if entry.what == "train")
@@ -73,20 +84,55 @@ def save(folder: RunDir, learner: Learner, progress: Progress, bits_depend_on: M
     checkpoint.save(folder.states, progress.taken, state)
 
 
-def take_up(
-    folder: RunDir, learner: Learner, ledger: Ledger, bits_depend_on: Mapping[str, Any]
-) -> tuple[Progress, int, list[str]]:
-    """Load the last whole checkpoint. Returns where the run stands, how many of its steps are charged, and what to tell."""
+@dataclass(frozen=True, eq=False)
+class TakenUp:
+    """Where a run goes on: its ledger, how many of that ledger's steps may be replayed, and what to tell the operator."""
+
+    progress: Progress
+    ledger: Ledger
+    charged: int
+    notes: tuple[str, ...]
+
+
+def take_up(folder: RunDir, learner: Learner, ledger: Ledger, bits_depend_on: Mapping[str, Any]) -> TakenUp:
+    """Load the last whole checkpoint into `learner`.
+
+    Guarantee: steps that are done again either find everything as it was, or take fresh noise and are charged again.
+    """
     found = checkpoint.load_latest(folder.states)
-    counted = trained_steps(ledger)
+    counted, keys_used = trained_steps(ledger), fresh_keys(ledger)
     if found is None:
         if counted:
             raise UsageError(
                 f"The ledger in {folder.public} counts {counted} steps, but there is no checkpoint to go on from; start a new run in "
                 "another folder, and count this one as spent."
             )
-        return Progress(), 0, []
-    _, state, problems = found
+        return TakenUp(Progress(), ledger, 0, ())
+    _, state, notes = found
+    progress = _load(folder, learner, state)
+    charged = counted - progress.extra
+    if charged < progress.taken or keys_used < progress.epoch:
+        raise UsageError(
+            f"The ledger in {folder.public} counts {counted} steps, but the checkpoint has taken {progress.taken + progress.extra}: "
+            "it is older than the run; restore the right ledger.json, or start a new run and count this one as spent."
+        )
+    changed = different(state["bits_depend_on"], bits_depend_on)
+    if keys_used > progress.epoch:
+        changed.append("the key")
+    if not changed:
+        return TakenUp(progress, ledger, charged, tuple(notes))
+    what = f"{FRESH}: {charged - progress.taken} steps are charged again"
+    fresh = replace(progress, epoch=keys_used + 1, extra=counted - progress.taken)
+    notes = [*notes, f"{', '.join(changed)} changed since the checkpoint: {what}."]
+    return TakenUp(fresh, ledger.append(what, dp_accounting.NoOpDpEvent()), progress.taken, tuple(notes))
+
+
+def different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of what is not as it was."""
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def _load(folder: RunDir, learner: Learner, state: Mapping[str, Any]) -> Progress:
     try:
         progress = Progress(**state["progress"])
         learner.load(state)
@@ -94,19 +140,4 @@ def take_up(
         raise UsageError(
             f"The checkpoint in {folder.states} does not fit this run ({type(error).__name__}); start a new run."
         ) from error
-    charged = counted - progress.extra
-    if charged < progress.taken:
-        raise UsageError(
-            f"The ledger in {folder.public} counts {counted} steps, but the checkpoint has taken {progress.taken + progress.extra}: "
-            "it is older than the run; restore the right ledger.json, or start a new run and count this one as spent."
-        )
-    changed = sorted(
-        k for k in {*state["bits_depend_on"], *bits_depend_on} if state["bits_depend_on"].get(k) != bits_depend_on.get(k)
-    )
-    if not changed:
-        return progress, charged, problems
-    replayed = charged - progress.taken
-    problems.append(
-        f"{', '.join(changed)} changed since the checkpoint: going on with fresh noise, and {replayed} steps are charged again."
-    )
-    return replace(progress, epoch=progress.epoch + 1, extra=progress.extra + replayed), progress.taken, problems
+    return progress

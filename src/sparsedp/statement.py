@@ -19,6 +19,7 @@ from sparsedp.dp.tradeoff import Profile, profile
 from sparsedp.environment import versions
 from sparsedp.errors import UsageError
 from sparsedp.rundir import describe
+from sparsedp.state import FRESH
 
 if TYPE_CHECKING:
     from sparsedp.pruning import Pruned
@@ -70,7 +71,7 @@ def facts(
         "tuning": {"covered": False, "words": "epsilon is that of this run alone; choosing among runs on the same data costs more",
                    "runs_on_this_data": budget.get("runs"), "epsilon_of_all": budget.get("epsilon")},
         "audit": None,
-        "resumed": ledger_words(ledger, plan.steps),
+        "resumed": ledger_words(ledger),
         "software": versions(),
         "config": describe(run),
         "config_sha256": hashlib.sha256(json.dumps(describe(run), sort_keys=True).encode()).hexdigest(),
@@ -126,12 +127,10 @@ def _selection(setting: Setting, pruned: Pruned | None) -> dict[str, Any]:
     }
 
 
-def ledger_words(ledger: Ledger, steps: int) -> str:
+def ledger_words(ledger: Ledger) -> str:
     """Whether steps were charged more than once."""
-    counted = sum(entry.count for entry in ledger.entries if entry.what == "train")
-    if counted == steps:
-        return "no step was charged twice"
-    return f"{counted} steps were charged where {steps} were planned: the run was taken up again where its bits could not be repeated"
+    said = [entry.what for entry in ledger.entries if entry.what.startswith(FRESH)]
+    return "; ".join(said) if said else "no step was charged twice"
 
 
 def _digest(path: str | Path | None) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sparsedp import data, outputs, state
+from sparsedp import data, outputs, private_metrics, state
 from sparsedp.assembly import Parts, assemble, load_data
 from sparsedp.budget_file import BudgetFile, home
 from sparsedp.config import Run
@@ -21,8 +21,10 @@ from sparsedp.dp.clipping import Loss
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import maskable_layers
 from sparsedp.dp.mechanism import Settings
-from sparsedp.dp.randomness import Key
+from sparsedp.dp.randomness import Key, raw
+from sparsedp.engines import NAMES as ENGINES
 from sparsedp.environment import fingerprint, keep_memory
+from sparsedp.errors import one_of
 from sparsedp.evaluation import Metrics, evaluate
 from sparsedp.images import plain_batches
 from sparsedp.optim import average_of, optimizer_for, scheduler_for
@@ -106,13 +108,20 @@ def train(
     began = time.monotonic()
     setting = prepare(run, Path(run_dir), loss, reporter or Silence())
     keep_memory()
+    try:
+        return _carry_out(setting, began, stop)
+    finally:
+        setting.folder.close()
+
+
+def _carry_out(setting: Setting, began: float, stop: Callable[[], bool]) -> Result:
+    run = setting.run
     with BudgetFile(*_budget_place(setting), setting.plan, run.mechanism.delta, setting.reporter) as account:
         pruned = prune_for_run(setting)
         learner, private, source, progress = _begin(setting, pruned)
         setting.reporter.start(run, setting.plan, progress.taken)
         seconds = _loop(setting, learner, private, source, progress, began, stop)
-        results = _evaluate(setting, learner)
-        outputs.add_metrics(setting, private, results)
+        results = _measure(setting, learner, private)
         account.spent(private.ledger)
         together = account.together()
     summary = outputs.write(setting, learner, private.ledger, results, seconds, pruned, together)
@@ -127,26 +136,37 @@ def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter) -> Sett
     dataset = load_data(run)
     plan = budget(run, dataset.train.num_units, before_training(run))
     folder = RunDir.open(path, run)
-    checked = data.check(dataset)
-    for line in (*plan.spent.warnings, *checked.sentences()):
-        reporter.note(line)
-    key = folder.key(run.runtime.key)
-    parts = assemble(run, dataset, key, loss)
-    for line in parts.notes:
+    try:
+        checked = data.check(dataset)
+        key = folder.key(run.runtime.key)
+        parts = assemble(run, dataset, key, loss)
+        _refuse_early(run, parts)
+    except BaseException:
+        folder.discard()
+        folder.close()
+        raise
+    for line in (*plan.spent.warnings, *checked.sentences(), *parts.notes):
         reporter.note(line)
     return Setting(parts, folder, plan, key, reporter, checked.checksum)
 
 
+def _refuse_early(run: Run, parts: Parts) -> None:
+    """Names that would only be looked up after pre-pruning has spent something."""
+    one_of("runtime.engine", run.runtime.engine, ENGINES)
+    optimizer_for(parts.model, run.optim)
+    maskable_layers(parts.model, run.sparsity.granularity, run.sparsity.maskable)
+
+
 def _budget_place(setting: Setting) -> tuple[Path, str, str]:
     """The data set's budget file, its name, and this run's name in it."""
-    return home() / f"{setting.data_checksum[:24]}.json", setting.dataset.name, str(setting.folder.path.resolve())
+    return home() / f"{setting.data_checksum[:24]}.json", setting.dataset.name, setting.folder.name
 
 
-def step_settings(setting: Setting, pruned: Pruned | None, trained: nn.Module) -> Settings:
+def step_settings(run: Run, plan: Budget, pruned: Pruned | None, trained: nn.Module) -> Settings:
     """The public facts of a training step."""
-    s, m = setting.run.sparsity, setting.run.mechanism
+    s, m = run.sparsity, run.mechanism
     return Settings(
-        num_units=setting.plan.num_units, batch_size=m.batch_size, noise_multiplier=setting.plan.noise_multiplier,
+        num_units=plan.num_units, batch_size=m.batch_size, noise_multiplier=plan.noise_multiplier,
         clip=m.clip if m.private else float("inf"), layers=maskable_layers(trained, s.granularity, s.maskable),
         drop=s.drop, drop_rate=s.drop_rate, pruned=pruned.masks if pruned else {}, unit_norm=m.unit_norm,
         exact=m.arithmetic == "exact",
@@ -159,25 +179,30 @@ def _begin(setting: Setting, pruned: Pruned | None) -> tuple[Learner, Private, S
     optimizer = optimizer_for(model, run.optim)
     average = None if run.optim.average_decay is None else average_of(model, run.optim.average_decay)
     learner = Learner(model, average, optimizer, scheduler_for(optimizer, run.optim, setting.plan.steps))
-    ledger = folder.read_ledger()
-    progress, charged, notes = state.take_up(folder, learner, ledger, bits_depend_on(setting))
-    for line in notes:
+    before = folder.read_ledger()
+    found = state.take_up(folder, learner, before, bits_depend_on(setting))
+    for line in found.notes:
         setting.reporter.note(line)
-    key = progress.key(setting.key)
+    progress, key = found.progress, found.progress.key(setting.key)
     private = Private(
-        model, optimizer, setting.parts.loss, step_settings(setting, pruned, model), steps=setting.plan.steps - progress.extra, key=key,
+        model, optimizer, setting.parts.loss, step_settings(run, setting.plan, pruned, model),
+        steps=setting.plan.steps - progress.extra, key=key,
         engine=run.runtime.engine, micro_batch=run.runtime.micro_batch, on_spend=folder.write_ledger,
         on_plan=lambda step, plan: folder.write_plans(private.plans),
     )  # fmt: skip
-    private.resume(progress.taken, ledger, charged, folder.read_plans())
+    private.resume(progress.taken, found.ledger, found.charged, folder.read_plans())
     source = setting.parts.source(key)
+    if found.ledger != before:
+        folder.write_ledger(found.ledger)
+    folder.keep_metrics(progress.taken, private.steps or 0)
     state.save(folder, learner, progress, bits_depend_on(setting))
     return learner, private, source, progress
 
 
 def bits_depend_on(setting: Setting) -> dict[str, Any]:
-    """What must be equal for a replayed step to be equal to the bit; `data` is a checksum, and stays in private/."""
-    return {**fingerprint(setting.parts.device), "data": setting.data_checksum}
+    """What must be equal for a replayed step to be equal to the bit; these are checksums, and stay in private/."""
+    mark = raw(setting.key, 16, "which key this is").hex()
+    return {**fingerprint(setting.parts.device), "data": setting.data_checksum, "key": mark}
 
 
 def _loop(
@@ -205,19 +230,21 @@ def _loop(
         if learner.average is not None:
             learner.average.update_parameters(learner.model)
         setting.reporter.step(private.taken)
+        if private.taken != private.steps and _due(runtime.evaluate_every, private.taken):
+            setting.reporter.evaluated(private.taken, _measure(setting, learner, private))
+            learner.model.train()
         stopping = stop()
-        if stopping or (runtime.checkpoint_every and private.taken % runtime.checkpoint_every == 0):
+        if stopping or _due(runtime.checkpoint_every, private.taken):
             state.save(setting.folder, learner, now(), bits_depend_on(setting))
         if stopping:
             raise Stopped(f"stopped after {private.taken} of {private.steps} steps; the same command takes the run up again.")
-        if runtime.evaluate_every and private.taken % runtime.evaluate_every == 0 and private.taken != private.steps:
-            results = _evaluate(setting, learner)
-            outputs.add_metrics(setting, private, results)
-            setting.reporter.evaluated(private.taken, results)
-            learner.model.train()
     learner.model.train(begun)
     state.save(setting.folder, learner, now(), bits_depend_on(setting))
     return now().seconds
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 @contextmanager
@@ -227,6 +254,15 @@ def _autocast(setting: Setting) -> Iterator[None]:
     else:
         with torch.autocast(setting.parts.device.type, dtype=torch.bfloat16):
             yield
+
+
+def _measure(setting: Setting, learner: Learner, private: Private) -> dict[str, Metrics]:
+    """Evaluate and write it down."""
+    results = _evaluate(setting, learner)
+    outputs.add_metrics(setting, private, results)
+    if setting.run.runtime.unsafe_metrics:
+        private_metrics.add(setting, learner, private)
+    return results
 
 
 def _evaluate(setting: Setting, learner: Learner) -> dict[str, Metrics]:
