@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,31 +125,26 @@ def test_the_grid_rounds_to_the_private_side() -> None:
         assert coarse > fine
 
 
-@pytest.mark.parametrize("setting", [(0.5, 1.0, 1), (0.1, 0.7, 3), (0.9, 2.0, 2)])
-def test_both_directions_are_covered(setting: tuple[float, float, int]) -> None:
-    """At any epsilon, delta is at least each direction's, by numerical integration of one step."""
-    rate, sigma, _ = setting
-    deltas = profile(training_event(rate, sigma), epsilons=[0.0, 0.1, 0.5]).deltas
-    for eps, delta in zip([0.0, 0.1, 0.5], deltas, strict=True):
+@pytest.mark.parametrize(("rate", "sigma"), [(0.5, 1.0), (0.1, 0.7), (0.9, 2.0)])
+def test_both_directions_are_covered(rate: float, sigma: float) -> None:
+    """Delta is the larger of the two directions', by numerical integration of one step.
+
+    At positive epsilons taking a unit away is the worse one here, at negative epsilons adding one is: so both are seen.
+    """
+    points = [-1.0, -0.3, 0.0, 0.1, 0.5]
+    for eps, delta in zip(points, profile(training_event(rate, sigma), epsilons=points).deltas, strict=True):
         add, remove = (_one_step(rate, sigma, eps, adds) for adds in (True, False))
-        assert max(add, remove) == pytest.approx(delta, rel=1e-3)
+        assert delta == pytest.approx(max(add, remove), rel=1e-3)
         assert delta >= max(add, remove) * (1 - 1e-9)
+        assert eps == 0 or (add < remove) == (eps > 0)
 
 
 def _one_step(rate: float, sigma: float, eps: float, adds: bool) -> float:
-    import numpy as np
-
     x = np.linspace(-12 * sigma, 12 * sigma + 1, 400_001)
     without = np.exp(-(x**2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
     within = np.exp(-((x - 1) ** 2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi)) * rate + (1 - rate) * without
     first, second = (without, within) if adds else (within, without)
     return float(np.maximum(first - math.exp(eps) * second, 0).sum() * (x[1] - x[0]))
-
-
-def test_add_can_be_the_worse_direction() -> None:
-    """With much noise and high rates at small epsilon the two differ; the larger is claimed (the test above could not tell)."""
-    gaps = [_one_step(0.9, 0.5, e, True) / _one_step(0.9, 0.5, e, False) for e in (0.05, 0.3, 1.0)]
-    assert max(abs(g - 1) for g in gaps) > 0.01
 
 
 @settings(max_examples=3, deadline=None)
@@ -201,7 +197,7 @@ def test_profile_agrees_with_epsilon_and_the_gaussian() -> None:
     assert profile(FIRST, epsilons=[eps]).deltas[0] == pytest.approx(1e-5, rel=1e-3)
     curve = profile(snip_event(2.0))
     for e, d in zip(curve.epsilons, curve.deltas, strict=True):
-        assert d >= gaussian_delta(e, 0.5) - 1e-15
+        assert d >= gaussian_delta(e, 0.5) - 1e-12
         assert d == pytest.approx(gaussian_delta(e, 0.5), rel=1e-5, abs=1e-14)
     assert curve.gaussian() == pytest.approx(0.5, rel=1e-5)
     assert profile(snip_event(2.0), "replace-one").gaussian() == pytest.approx(1.0, rel=1e-5)

@@ -45,7 +45,7 @@ _RELATIONS = {
 }
 _ENOUGH = 1e-3
 """A grid is fine enough when one twice as coarse gives an epsilon larger by at most this part."""
-_REFINEMENTS = 2
+_REFINEMENTS = 3
 _WIDEST = 1000.0
 """The widest joint privacy loss, in standard deviations of it, that a grid is tried on: epsilons of many thousands."""
 
@@ -166,8 +166,10 @@ def spread(parts: Parts, neighbouring: Neighbouring = "add-remove") -> float:
 def first_grid(parts: Parts, neighbouring: Neighbouring) -> float:
     """A power of two, so that grids nest: fine beside the joint spread, not too fine beside the widest single step."""
     scale = 1.0 if neighbouring == "add-remove" else 2.0
-    fine = spread(parts, neighbouring) / max(2.0**13, 16 * math.sqrt(max(parts.values())))
-    coarse = max(_step(event, scale)[1] for event in parts) / 2.0**16
+    root = math.sqrt(max(parts.values()))
+    points = 2.0**13 if rounding(parts) == 0 else max(16 * root, min(2.0**13, 192 * root))
+    fine = spread(parts, neighbouring) / points
+    coarse = max(_step(event, scale)[1] for event in parts) / 2.0**15
     return float(2.0 ** round(math.log2(max(fine, coarse, 2.0**-40))))
 
 
