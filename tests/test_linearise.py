@@ -144,12 +144,17 @@ CUTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[tuple[str,
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("size", (1.0, 1e7))
 @pytest.mark.parametrize("dtype", (torch.float32, DOUBLE))
 @pytest.mark.parametrize("name", CUTS)
-def test_the_flow_is_conserved(name: str, dtype: torch.dtype) -> None:
+def test_the_flow_is_conserved(name: str, dtype: torch.dtype, size: float) -> None:
+    """`size` enlarges one branch of those that meet again, so that their exponents differ where they are added or joined."""
     make, shape, cuts = CUTS[name]
     torch.manual_seed(1)
     model = make()
+    for parameter_name, parameter in model.named_parameters():
+        if any(part in parameter_name for part in ("conv1", "branch1", "side")):
+            parameter.data *= size
     scores = scores_of(model, shape, dtype)
     assert set(scores) == {la.name for la in maskable_layers(model)}
     sums = [sum(float(scores[n].double().sum()) for n in cut) for cut in cuts]
@@ -157,9 +162,12 @@ def test_the_flow_is_conserved(name: str, dtype: torch.dtype) -> None:
     assert max(sums) / min(sums) - 1 < (1e-4 if dtype is torch.float32 else 1e-11)
 
 
-def test_every_layer_of_a_residual_block_is_scored_on_one_scale() -> None:
+@pytest.mark.parametrize("size", (1.0, 1e-9, 1e9))
+def test_every_layer_of_a_residual_block_is_scored_on_one_scale(size: float) -> None:
+    """Also where a branch is far larger or smaller than its skip, so that their exponents differ."""
     torch.manual_seed(2)
     model = Residual().double()
+    model.branch1.weight.data *= size
     leaves = {n: w.abs().requires_grad_() for n, w in weights_of(model).items()}
     expected = dict(zip(leaves, torch.autograd.grad(by_hand(leaves), list(leaves.values())), strict=True))
     found = scores_of(model, (2, 5, 5))
@@ -167,6 +175,42 @@ def test_every_layer_of_a_residual_block_is_scored_on_one_scale() -> None:
     scale = float(found["last.weight"].sum() / expected["last.weight"].sum())
     for name in leaves:
         assert torch.allclose(found[name], scale * expected[name], rtol=1e-10)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.large, self.small = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+        self.large.weight.data *= 1e8
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = torch.relu(self.stem(x))
+        return {"large": self.large(x), "small": self.small(x)}
+
+
+def test_all_outputs_of_a_model_count_on_one_scale() -> None:
+    torch.manual_seed(4)
+    model = TwoHeads().double()
+    scores, w = scores_of(model, (3,)), weights_of(model)
+    flow = w["stem.weight"].abs().sum(1)
+    for name in ("large.weight", "small.weight"):
+        ratio = scores[name] / (w[name].abs() * flow)
+        assert torch.allclose(ratio, (scores["large.weight"][0, 0] / (w["large.weight"][0, 0].abs() * flow[0])).expand(2, 4))
+
+
+class Joined(TwoHeads):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(list(super().forward(x).values()), dim=1)
+
+
+def test_joined_branches_count_on_one_scale() -> None:
+    torch.manual_seed(4)
+    model = Joined().double()
+    scores = scores_of(model, (3,))
+    torch.manual_seed(4)
+    apart = scores_of(TwoHeads().double(), (3,))
+    scale = scores["stem.weight"].sum() / apart["stem.weight"].sum()
+    assert all(torch.allclose(scores[n], scale * apart[n], rtol=1e-10) for n in scores)
 
 
 @pytest.mark.parametrize("rate", (0.5, 0.9, 0.97))
@@ -209,7 +253,10 @@ def test_no_overflow_or_underflow_changes_the_mask(scale: float) -> None:
 
 
 def test_no_layer_empties_before_the_network_does() -> None:
-    """On the ranking, before any floor, down to two weights a layer; one-shot ranking does empty layers."""
+    """On the ranking, before any floor, down to two weights a layer; one-shot ranking does empty layers.
+
+    Guarantee: no layer empties before the whole network does, except by rounding; `floor` then gives one back.
+    """
     torch.manual_seed(5)
     model = nn.Sequential(*[m for w in (40, 12, 60, 8, 50) for m in (nn.LazyLinear(w), nn.ReLU())], nn.LazyLinear(5))
     model(torch.ones(1, 30))

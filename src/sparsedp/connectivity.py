@@ -31,7 +31,7 @@ class Connected(nn.Module):
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.layers = tuple(layers)
-        self.network = copy.deepcopy(model).eval().requires_grad_(False)
+        self.network = copy.deepcopy(model).requires_grad_(False)
         self._weights = dict(self.network.named_parameters())
         self.connections = nn.ParameterList(
             nn.Parameter(torch.ones(shape_of(la), dtype=self._weights[la.name].dtype, device=self._weights[la.name].device))

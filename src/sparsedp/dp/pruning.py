@@ -56,7 +56,7 @@ def synflow(
     Guarantee: no layer empties before the whole network does, except by rounding; `floor` then gives one back.
     """
     require(rounds >= 1, "rounds", rounds, "there must be at least one", "100 are usual")
-    current = {layer.name: weights[layer.name].detach().abs() for layer in layers}
+    current = {layer.name: weights[layer.name].detach().abs().contiguous() for layer in layers}
     alive = {la.name: torch.ones(shape_of(la), dtype=torch.bool, device=current[la.name].device) for la in layers}
     scores: dict[str, Tensor] = {}
     for done in range(1, rounds + 1):
