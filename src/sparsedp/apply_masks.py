@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from sparsedp.dp.masks import Masks, expand, participating
-from sparsedp.dp.masks import _raw_weight as raw_weight
+from sparsedp.dp.masks import raw_weight
 from sparsedp.errors import UsageError, one_of, together, wrong
 from sparsedp.models.layers import SameConv2d
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sparsedp.dp.masks import Layer
-from sparsedp.dp.masks import _raw_weight as raw_weight
+from sparsedp.dp.masks import raw_weight
 from sparsedp.dp.pruning import shape_of
 
 

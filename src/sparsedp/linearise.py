@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sparsedp.dp.masks import Layer
-from sparsedp.dp.masks import _raw_weight as raw_weight
+from sparsedp.dp.masks import raw_weight
 from sparsedp.errors import UsageError, require
 from sparsedp.flow_operators import CARDINAL_BIAS, CONTRACTS, FACTS, JOINS, MERGES, PASSES, SCALES, SHAPES
 

@@ -53,7 +53,7 @@ def maskable_layers(model: nn.Module, granularity: str = "weight", patterns: Seq
     for module in model.modules():
         if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             continue
-        name = owners.get(id(_raw_weight(module)))
+        name = owners.get(id(raw_weight(module)))
         if name is not None:
             found[name] = True
             last_linear = name if isinstance(module, nn.Linear) else last_linear
@@ -69,7 +69,7 @@ def maskable_layers(model: nn.Module, granularity: str = "weight", patterns: Seq
     )
 
 
-def _raw_weight(module: nn.Module) -> Tensor | None:
+def raw_weight(module: nn.Module) -> Tensor | None:
     """The parameter behind a layer's weight, also when it is parametrised by one tensor."""
     parametrised = getattr(module, "parametrizations", None)
     if parametrised is not None and "weight" in parametrised:
@@ -141,7 +141,7 @@ def _top(ranked: Tensor, count: int) -> Tensor:
         return torch.full(ranked.shape, count > 0, dtype=torch.bool, device=ranked.device)
     threshold = _kth_largest(ranked, count)
     chosen = ranked > threshold
-    missing = count - int(chosen.sum())
+    missing = count - int(torch.count_nonzero(chosen))
     ties = (ranked == threshold).nonzero().squeeze(1)[:missing]
     chosen[ties] = True
     return chosen
