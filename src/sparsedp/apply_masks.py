@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from sparsedp.dp.masks import Masks, expand, participating
-from sparsedp.dp.masks import raw_weight
+from sparsedp.dp.masks import Masks, expand, participating, raw_weight
 from sparsedp.errors import UsageError, one_of, together, wrong
 from sparsedp.models.layers import SameConv2d
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sparsedp.dp.masks import Layer
-from sparsedp.dp.masks import raw_weight
+from sparsedp.dp.masks import Layer, raw_weight
 from sparsedp.dp.pruning import shape_of
 
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from sparsedp.dp.masks import Layer
-from sparsedp.dp.masks import raw_weight
+from sparsedp.dp.masks import Layer, raw_weight
 from sparsedp.errors import UsageError, require
 from sparsedp.flow_operators import CARDINAL_BIAS, CONTRACTS, FACTS, JOINS, MERGES, PASSES, SCALES, SHAPES
 
