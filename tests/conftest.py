@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -18,3 +20,11 @@ for name, examples, derandomize in (("quick", 60, True), ("release", 4000, False
         suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
     )
 hypothesis.settings.load_profile(os.environ.get("SPARSEDP_TEST_PROFILE", "quick"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Budget files and caches of tests go to a folder of their own, new for every test."""
+    place = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("SPARSEDP_HOME", str(place))
+    return place

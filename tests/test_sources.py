@@ -1,0 +1,168 @@
+"""Reading rows by unit: tensors, data sets, patients, views, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from sparsedp.dp.clipping import clipped_sum, reference
+from sparsedp.errors import UsageError
+from sparsedp.sources import DatasetSource, TensorSource, as_source, parts
+from tests.own_loop import ROWS, WIDTH, attach, cross_entropy, data_of, loop, model_of
+from tests.replay import tensors_of
+
+
+class Pairs(Dataset[tuple[Tensor, int]]):
+    """A map-style data set that says which rows were read."""
+
+    def __init__(self) -> None:
+        self.inputs, self.labels = data_of()
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.read.append(index)
+        return self.inputs[index], int(self.labels[index])
+
+
+def trained(data: Any, model: nn.Module | None = None, **how: Any) -> dict[str, Tensor]:
+    model = model_of() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    changes = {k: how.pop(k) for k in ("num_examples", "batch_size", "micro_batch", "noise_multiplier") if k in how}
+    loop(attach(model, optimizer, steps=3, **changes), optimizer, data, **how)
+    return tensors_of(model)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(t, other[n]) for n, t in one.items())
+
+
+def test_all_kinds_of_data_give_the_same() -> None:
+    inputs, labels = data_of()
+    expected = trained((inputs, labels))
+    pairs = Pairs()
+    assert same(expected, trained(pairs))
+    assert same(expected, trained(TensorDataset(inputs, labels)))
+    assert same(expected, trained([(x, int(y)) for x, y in zip(inputs, labels, strict=True)]))
+    assert same(expected, trained(TensorSource(inputs, labels)))
+    assert len(pairs.read) < 3 * ROWS, "rows that are not in the batch are not read"
+
+
+def test_dictionaries_and_tuples_of_tensors() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model_of()
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.inner(torch.cat([left, right], 1))
+
+    inputs, labels = data_of()
+    left, right = inputs[:, :2], inputs[:, 2:]
+    expected = trained((inputs, labels), noise_multiplier=0.0)  # noise goes by the parameters' names, which are others here
+    for data in (({"left": left, "right": right}, labels), ((left, right), labels)):
+        found = trained(data, Two(), noise_multiplier=0.0)
+        assert same(expected, {n.removeprefix("inner."): t for n, t in found.items()})
+    pairs = [({"left": a, "right": b}, int(y)) for a, b, y in zip(left, right, labels, strict=True)]
+    assert same(expected, {n.removeprefix("inner."): t for n, t in trained(pairs, Two(), noise_multiplier=0.0).items()})
+
+
+def test_targets_may_be_a_dictionary() -> None:
+    inputs, labels = data_of()
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = attach(model, optimizer, lambda out, t: cross_entropy(out, t["class"]) * t["weight"], steps=2, engine="auto")
+    loop(private, optimizer, (inputs, {"class": labels, "weight": torch.ones(ROWS)}))
+    assert private.taken == 2
+
+
+def test_a_patient_counts_once() -> None:
+    """Rows of one unit are averaged and then clipped: the sum is that of the loop over patients."""
+    inputs, labels = data_of()
+    units = torch.arange(ROWS).remainder(7)
+    source = TensorSource(inputs, labels, units)
+    assert source.num_units == 7
+    model, clip = model_of(), 0.05
+    total = clipped_sum(reference, model, cross_entropy, parts(source, torch.tensor([1, 4, 6]), 0, 9), {}, clip)
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for unit in (1, 4, 6):
+        rows = units == unit
+        own = torch.autograd.grad(cross_entropy(model(inputs[rows]), labels[rows]).mean(), list(model.parameters()))
+        norm = torch.cat([g.flatten() for g in own]).norm()
+        assert norm > clip
+        for name, g in zip(expected, own, strict=True):
+            expected[name] += g * (clip / norm)
+    assert all(torch.allclose(total.tensors[n], t, atol=1e-6) for n, t in expected.items())
+
+
+def test_patients_train_and_the_size_of_parts_does_not_matter() -> None:
+    units = torch.arange(ROWS).remainder(7)
+    ends = [trained(data_of(), num_examples=7, batch_size=4, micro_batch=size, units=units) for size in (1, 6, 64)]
+    for end in ends[1:]:
+        assert all(torch.allclose(t, end[n], atol=1e-6) for n, t in ends[0].items())
+
+
+def test_parts_hold_whole_units() -> None:
+    units = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3])
+    source = TensorSource(torch.arange(10.0)[:, None], torch.zeros(10, dtype=torch.int64), units)
+    cut = list(parts(source, torch.arange(4), 0, 3))
+    assert [p.units for p in cut] == [1, 2, 1]
+    assert [len(p.unit) for p in cut] == [3, 3, 4]
+    assert torch.cat([p.inputs for p in cut]).flatten().tolist() == list(range(10))
+    assert list(parts(source, torch.arange(0), 0, 3)) == []
+
+
+@pytest.mark.parametrize(
+    "make", [TensorSource, lambda x, y, u=None: DatasetSource(TensorDataset(x, y), u)], ids=["tensors", "data-set"]
+)
+def test_the_example_does_not_show_real_labels(make: Any) -> None:
+    inputs, labels = data_of()
+    example = make(inputs, labels, torch.arange(ROWS).remainder(5)).example()
+    assert example.inputs.shape[1:] == inputs.shape[1:] and example.inputs.dtype == inputs.dtype
+    assert len(example.unit) == len(example.inputs) == len(example.targets)
+
+
+REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("DataLoader", DataLoader(TensorDataset(*data_of()), batch_size=8), {}, r"data is a DataLoader.*own coin.*loader.dataset"),
+    ("generator", iter([1]), {}, "data is a list_iterator, but a private step reads rows by number"),
+    ("one tensor", torch.zeros(4), {}, "data is a Tensor"),
+    ("unequal lengths", (torch.zeros(4, 2), torch.zeros(3)), {}, r"numbers of rows is \[3, 4\]"),
+    ("a number for targets", (torch.zeros(4, 2), torch.zeros(())), {}, "numbers of rows"),
+    ("no rows", (torch.zeros(0, 2), torch.zeros(0)), {}, "number of rows is 0"),
+    ("units of another number", data_of(), {"units": torch.zeros(3)}, r"shape of the unit numbers is \(3,\), but there are 40"),
+    ("a unit below 0", data_of(), {"units": torch.arange(ROWS) - 1}, "lowest unit number is -1"),
+    ("a unit without rows", data_of(), {"units": torch.arange(ROWS) * 2}, "units without rows is 39"),
+]
+
+
+@pytest.mark.parametrize(("data", "how", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_what_cannot_be_read_is_refused(data: Any, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        as_source(data, **how)
+
+
+def test_an_iterable_data_set_is_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    with pytest.raises(UsageError, match="data is a Stream"):
+        as_source(Stream())
+
+
+def test_wide_and_narrow_integers_are_labels_too() -> None:
+    inputs, labels = data_of()
+    assert inputs.shape[1] == WIDTH
+    for kind in (torch.uint8, torch.int32):
+        loss = lambda out, y: cross_entropy(out, y.long())  # noqa: E731
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        private = attach(model, optimizer, loss, steps=1)
+        loop(private, optimizer, (inputs, labels.to(kind)))
+        assert private.taken == 1
