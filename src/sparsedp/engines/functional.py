@@ -45,7 +45,7 @@ def functional(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: flo
         squares = torch.zeros(len(finite), dtype=torch.float64, device=finite.device)
         for name, g in gradients.items():
             gradients[name] = g = _masked(g, masks.get(name))
-            squares += g.double().flatten(1).pow(2).sum(1)
+            squares += g.double().reshape(len(g), -1).pow(2).sum(1)
         factors = torch.where(finite, factor_of(squares, clip), 0.0)
         for name, g in gradients.items():
             total[name] += weighted_sum(g, factors)
@@ -61,7 +61,7 @@ def unit_gradients(
         lambda values, x, y: functional_call(both, {f"model.{n}": v for n, v in values.items()}, (x, y)), has_aux=True
     )
     values = {name: p.detach() for name, p in wanted.items()}
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # no graph outside of torch.func's own; the fused kernels have no batching rule
         gradients, (_, finite) = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(values, inputs, targets)
     return {n: g.to(wide(g.dtype)) for n, g in gradients.items()}, finite
 
@@ -82,7 +82,7 @@ def equal_chunks(rows: Rows, most: int) -> Iterator[tuple[Any, Any]]:
 def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
     """The sum over units of factor * gradient; a unit whose factor is zero adds nothing, also if its gradient is not finite."""
     live = factors > 0
-    flat = gradients.flatten(1)
+    flat = gradients.reshape(len(gradients), -1)
     if not bool(live.all()):
         flat, factors = flat[live], factors[live]
     return (factors.to(flat.dtype) @ flat).reshape(gradients.shape[1:])

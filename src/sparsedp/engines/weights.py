@@ -25,6 +25,8 @@ Way = Direct | Standardised
 MakeWay = Callable[[Masks, tuple[int, ...]], Way]
 """(masks, order of the weight's dimensions) -> the way back to the parameters."""
 
+METHODS = ("direct:keep", "direct:fold", "unfold:keep", "unfold:fold", "gram:fold")
+
 LEAST_GAIN = 1e-2
 """Below this gain, inner products with the filter are not read off the layer's output."""
 
