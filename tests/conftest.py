@@ -19,6 +19,8 @@ for name, examples, derandomize in (("quick", 60, True), ("release", 4000, False
         database=None,
         suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
     )
+unshrunk = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile("quick"), phases=unshrunk)
 hypothesis.settings.load_profile(os.environ.get("SPARSEDP_TEST_PROFILE", "quick"))
 
 

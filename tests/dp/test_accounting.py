@@ -110,7 +110,10 @@ def test_gaussians_meet_their_closed_form(sigma: float, count: int, delta: float
 @pytest.mark.parametrize("steps", [30, 3_000, 200_000])
 @pytest.mark.parametrize("delta", [1e-5, 1e-9, 1e-11])
 def test_the_fourier_transform_never_claims_too_little(steps: int, delta: float) -> None:
-    """A rate a hair below 1 goes through the grid, and its closed form is known."""
+    """A rate a hair below 1 goes through the grid, and its closed form is known.
+
+    Guarantee: the pair (epsilon, delta) of the result is an upper bound; every approximation errs towards more epsilon.
+    """
     event = training_event(1 - 1e-15, math.sqrt(steps) / 0.9, steps)
     exact = dp.get_epsilon_gaussian(1 / 0.9, delta)
     assert exact <= epsilon(event, delta).epsilon <= exact * 1.2

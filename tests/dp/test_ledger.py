@@ -19,6 +19,7 @@ lines = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(EVENTS),
 
 @given(lines)
 def test_append_never_loses_an_entry(rows: list[tuple[str, dp.DpEvent, int]]) -> None:
+    """Guarantee: `append` keeps every entry that was there; only the count of an equal last entry grows."""
     ledger, happened = Ledger(), []
     for what, event, count in rows:
         before = ledger
@@ -68,7 +69,10 @@ def test_nested_events_are_written_too() -> None:
         ({"event": {"type": "GaussianDpEvent", "noise_multiplier": "2"}}, "finite number"),
         ({"event": {"type": "ComposedDpEvent", "events": {}}}, "list of events"),
         ({"event": {"type": "SelfComposedDpEvent", "event": {"type": "NoOpDpEvent"}, "count": 2.0}}, "finite count"),
-        ({"event": {"type": "PoissonSampledDpEvent", "event": {"type": "NoOpDpEvent"}, "sampling_probability": 1.5}}, "probability"),
+        (
+            {"event": {"type": "PoissonSampledDpEvent", "event": {"type": "NoOpDpEvent"}, "sampling_probability": 1.5}},
+            "probability",
+        ),
     ],
 )
 def test_a_damaged_ledger_is_refused(change: dict[str, object], words: str) -> None:
@@ -86,7 +90,9 @@ def test_what_is_no_ledger_or_no_known_event_is_refused() -> None:
         Ledger().append("x", EVENTS[0], 0)
 
 
-@pytest.mark.parametrize(("rate", "sigma"), [(-0.1, 1.0), (1.1, 1.0), (0.1, -1.0), (0.1, math.inf), (math.nan, 1.0), (0.1, math.nan)])
+@pytest.mark.parametrize(
+    ("rate", "sigma"), [(-0.1, 1.0), (1.1, 1.0), (0.1, -1.0), (0.1, math.inf), (math.nan, 1.0), (0.1, math.nan)]
+)
 def test_events_check_their_numbers(rate: float, sigma: float) -> None:
     with pytest.raises(UsageError):
         training_event(rate, sigma)

@@ -125,6 +125,7 @@ def test_what_a_step_spends() -> None:
     made = world()
     assert settings_for(made, batch_size=10, noise_multiplier=3.0).event == POISSON(0.25, GAUSSIAN(3.0))
     assert settings_for(made, batch_size=40, noise_multiplier=3.0).event == GAUSSIAN(3.0)
+    assert settings_for(made, noise_multiplier=0.0).event == dp_accounting.NonPrivateDpEvent()
     with pytest.raises(UsageError, match="batch_size is 41"):
         step(made, settings_for(made, batch_size=41))
 
@@ -180,15 +181,16 @@ def test_reduction_happens_between_clipping_and_noise() -> None:
     assert oracles.distance({n: 2 * (once[n] - zero[n]) for n in once}, {n: twice[n] - zero[n] for n in once}) < 1e-9
 
 
-@pytest.mark.parametrize("batch_size", [10, 40])
+@pytest.mark.parametrize("batch_size", [16, 40])
 def test_dp_snip_is_one_release_charged_and_noised_on_every_tensor(batch_size: int) -> None:
     made, events, seen = world("conv", dtype=torch.float32), [], []
     settings = settings_for(made, batch_size=batch_size, noise_multiplier=5.0)
     released = dp_snip_release(
         settings, made.model, cross_entropy, reader(made, 7, seen.append), reference, KEY, lambda *event: events.append(event)
     )
-    assert events == [("dp-snip", GAUSSIAN(5.0) if batch_size == 40 else POISSON(0.25, GAUSSIAN(5.0)))]
+    assert events == [("dp-snip", GAUSSIAN(5.0) if batch_size == 40 else POISSON(0.4, GAUSSIAN(5.0)))]
     assert torch.equal(seen[0], participants(KEY, 0, 40, batch_size / 40, "dp-snip")) and len(seen) == 1
+    assert batch_size == 40 or len(seen[0]) != batch_size  # or a wrong divisor would not show
     total = clipped_sum(reference, made.model, cross_entropy, [made.rows(seen[0].tolist())], {}, 0.4)
     noised = add_noise(total, 5.0, {}, KEY, "dp-snip", 0).over(batch_size).tensors
     assert isinstance(released, Released) and oracles.distance(released.tensors, noised) < 1e-6

@@ -39,6 +39,7 @@ def test_random_keeps_exact_counts_in_every_layer(rate: float) -> None:
 
 
 def test_random_is_a_function_of_the_key_and_differs_between_layers_and_keys() -> None:
+    """Guarantee: the mask is a function of (layers, rate, key); it cannot receive data."""
     twins = (Layer("a", (40, 50), False), Layer("b", (40, 50), False))
     first, again, other = random(twins, 0.5, KEY), random(twins, 0.5, KEY), random(twins, 0.5, OTHER_KEY)
     assert all(torch.equal(first[n], again[n]) for n in first)
@@ -154,6 +155,7 @@ def test_a_channel_scores_the_flow_through_its_whole_filter() -> None:
 
 
 def test_free_criteria_cannot_receive_data() -> None:
+    """Guarantee: no data: `weights` are the initial (or public) ones, `flow` is the linearised network on an all-ones input."""
     assert set(inspect.signature(pruning.random).parameters) == {"layers", "rate", "key"}
     assert set(inspect.signature(pruning.synflow).parameters) == {"layers", "weights", "flow", "rate", "rounds", "floor"}
 

@@ -87,7 +87,7 @@ _masks = [
         of("dp/test_masks", "test_a_mask_lies_as_its_weight_lies"),
     ),
     Mutant("A20c", "counts are rounded down", [(MASKS, "rate * n + 0.5", "rate * n")], of("dp/test_masks", "test_counts_are_exact")),
-    Mutant("A20d", "a layer may lose its last coordinate", [(MASKS, "max(n - 1, 0)", "n")], of("dp/test_masks", "test_counts_are_exact")),
+    Mutant("A20d", "a layer may lose its last coordinate", [(MASKS, "max(n - 1, 0)", "n")], of("dp/test_masks", "test_counts_by_hand")),
     Mutant("A20e", "ties keep more than the count", [(MASKS, "chosen = ranked > threshold\n    missing", "chosen = ranked >= threshold\n    missing")],
            of("dp/test_masks", "test_keep_top_keeps_the_highest_and_exactly_so_many")),
     Mutant("A20f", "a score that is NaN ranks first", [(MASKS, "nan=-math.inf", "nan=math.inf")],
@@ -271,7 +271,9 @@ _sampling = [
     Mutant("D8b", "steps are not recorded", [(MECHANISM, RECORDED, "")], of("dp/test_mechanism", "test_an_empty_batch_is_an_ordinary_step")),
     Mutant("A9", "DP-SNIP is not charged", [(MECHANISM, '    record("dp-snip", settings.event)\n', "")],
            of("dp/test_mechanism", "test_dp_snip_is_one_release_charged_and_noised_on_every_tensor")),
-    Mutant("D8c", "a step of all units is charged as if sampled", [(MECHANISM, "return gaussian if q == 1 else dp_accounting.PoissonSampledDpEvent(q, gaussian)", "return dp_accounting.PoissonSampledDpEvent(min(q, 0.5), gaussian)")],
+    Mutant("D8c", "a step of all units is charged as if sampled", [(MECHANISM, "gaussian_event(self.sampling_rate,", "gaussian_event(min(self.sampling_rate, 0.5),")],
+           of("dp/test_mechanism", "test_what_a_step_spends")),
+    Mutant("D8d", "a step without noise is charged nothing", [(MECHANISM, "return dp_accounting.NonPrivateDpEvent()", "return dp_accounting.NoOpDpEvent()")],
            of("dp/test_mechanism", "test_what_a_step_spends")),
 ]  # fmt: skip
 

@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.mutants.values import ROOT, Mutant, write_copy
 
 TIME_LIMIT = 300
-PRELOADED = ("torch", "torch.func", "numpy", "scipy.stats", "dp_accounting")
+PRELOADED = ("torch", "torch.func", "numpy", "scipy.stats", "dp_accounting", "pytest", "hypothesis", "hypothesis.strategies")
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ def _one(task: tuple[Mutant | None, list[str]]) -> Outcome:
 
 
 def _run_pytest(killers: list[str], watcher: _FirstFailure) -> int:
-    import pytest
-
     def late(*_: object) -> None:
         raise KeyboardInterrupt  # pytest ends at once, with a code of its own: a mutant that hangs is not a mutant that was caught
 
     signal.signal(signal.SIGALRM, late)
     signal.alarm(TIME_LIMIT)
     sys.path.insert(1, str(ROOT))
+    os.environ["SPARSEDP_TEST_PROFILE"] = "mutants"  # a failure need not be made small
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins that happen to be installed cost a second each time
     return int(pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", *killers], plugins=[watcher]))

@@ -1,0 +1,82 @@
+"""The machinery of mutants can itself fail, every patch still fits the code, and a sample is caught on every run of the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutants.catalogue import ALL
+from tests.mutants.values import ROOT, Mutant, StalePatchError, patched
+
+COUNTS = ["tests/dp/test_masks.py::test_counts_by_hand"]
+
+
+def test_every_patch_fits_the_code() -> None:
+    for mutant in ALL:
+        patched(mutant)
+        assert mutant.killers and all((ROOT / killer.split("::")[0]).exists() for killer in mutant.killers), mutant.row
+    rows = [mutant.row for mutant in ALL]
+    assert len(rows) == len(set(rows)) >= 70
+
+
+def test_no_switch_for_a_mutant_is_in_the_code() -> None:
+    assert not [p for p in (ROOT / "src").rglob("*.py") if "mutant" in p.read_text("utf-8").lower()]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("dp/masks.py", "no such text", "x"),
+        ("dp/masks.py", "import", "x"),
+        ("errors.py", "class UsageError", "class UsageError"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_loud(edit: tuple[str, str, str]) -> None:
+    with pytest.raises(StalePatchError):
+        patched(Mutant("X", "stale", [edit], COUNTS))
+
+
+def run_apart(*lines: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own: this process has imported the right sparsedp already."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_survivors_false_alarms_and_broken_copies_are_told_apart() -> None:
+    """A patch of a comment survives; one that breaks the import was not caught by a test; one that is wrong is; clean code is clean."""
+    done = run_apart(
+        "from tests.mutants.running import outcomes",
+        "from tests.mutants.values import Mutant",
+        f"killers = {COUNTS!r}",
+        "old = 'import math\\nfrom collections.abc import Mapping, Sequence'",
+        "variants = [old + '  # harmless', 'import nothing_of_the_kind\\n' + old]",
+        "mutants = [None, *(Mutant('X', 'x', [('dp/masks.py', old, new)], killers) for new in variants)]",
+        "mutants.append(Mutant('Y', 'y', [('dp/masks.py', 'rate * n + 0.5', '0.5')], killers))",
+        "missing = [Mutant('Z', 'z', [('dp/masks.py', 'rate * n + 0.5', '0.5')], ['tests/dp/test_masks.py::test_of_no_such_name'])]",
+        "print([(o.code, o.killed) for batch in (mutants, missing) for o in outcomes(batch)])",
+    )
+    codes = eval(done.stdout.strip().splitlines()[-1], {}) if done.returncode == 0 else pytest.fail(done.stderr)
+    assert codes[0] == (0, False) and codes[1] == (0, False)
+    assert not codes[2][1] and codes[2][0] not in (0, 1)
+    assert codes[3] == (1, True)
+    assert not codes[4][1] and codes[4][0] not in (0, 1)
+
+
+def test_a_sample_is_caught() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutants", "--sample"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("caught  ") == sum(mutant.sample for mutant in ALL)
