@@ -86,7 +86,11 @@ class Answer:
         marked = [(name, value + ("   <- solved for" if name.replace(" ", "_") == self.solved else "")) for name, value in rows]
         lines = [f"{name:<18}{value}" for name, value in marked]
         target = "" if self.target is None else f" (target {self.target:g})"
-        lines += ["", f"epsilon {_number(self.spent.epsilon)} at delta {self.spent.delta:g}{target}", f"  by {self.spent.method}"]
+        lines += [
+            "",
+            f"epsilon {_number(self.spent.epsilon)} at delta {self.spent.delta:g}{target}",
+            f"  by {self.spent.method}",
+        ]
         if self.spent.slack > 0:
             lines.append(f"  the grid may have added up to {self.spent.slack:.1e}")
         lines.append(f"  neighbouring: {NEIGHBOURING[self.spent.neighbouring]}")
@@ -126,7 +130,9 @@ def solve(
     missing = [name for name, value in setting.items() if value is None]
     if len(missing) != 1:
         got = "all four are given" if not missing else f"{', '.join(missing)} are left out"
-        raise UsageError(f"Of batch_size, noise_multiplier, steps and epsilon exactly one is solved for, but {got}; give three of them.")
+        raise UsageError(
+            f"Of batch_size, noise_multiplier, steps and epsilon exactly one is solved for, but {got}; give three of them."
+        )
     if missing != ["epsilon"]:
         setting[missing[0]] = _found(missing[0], num_examples, setting, delta, accountant, neighbouring, prune_noise_multiplier)
     return _answer(num_examples, setting, missing[0], epsilon, delta, accountant, neighbouring, prune_noise_multiplier)
@@ -174,7 +180,9 @@ def _answer(
         solved=solved,
         target=target,
         spent=cost(ledger, delta, accountant, neighbouring, num_examples),
-        others=tuple(spent for pair in pairs if pair != (accountant, neighbouring) for spent in _where_it_exists(ledger, delta, *pair)),
+        others=tuple(
+            spent for pair in pairs if pair != (accountant, neighbouring) for spent in _where_it_exists(ledger, delta, *pair)
+        ),
     )
 
 
@@ -247,11 +255,15 @@ def plot(answer: Answer, path: str | Path) -> Path:
     if answer.target is not None:
         axes.axhline(answer.target, linestyle="--", color="grey", label=f"target {answer.target:g}")
         axes.legend()
-    axes.set(xlabel="steps", ylabel="epsilon", ylim=(0, None), title=f"delta {answer.spent.delta:g}, {answer.spent.neighbouring}")
+    axes.set(
+        xlabel="steps", ylabel="epsilon", ylim=(0, None), title=f"delta {answer.spent.delta:g}, {answer.spent.neighbouring}"
+    )
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"The plot cannot be written to {str(path)!r}: {error}; choose a folder that exists and png, svg or pdf.") from error
+        raise UsageError(
+            f"The plot cannot be written to {str(path)!r}: {error}; choose a folder that exists and png, svg or pdf."
+        ) from error
     return Path(path)
 
 

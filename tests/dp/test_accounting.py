@@ -273,13 +273,21 @@ def test_a_loss_too_wide_for_a_grid_has_a_bound_all_the_same() -> None:
     assert spent.epsilon > epsilon(training_event(0.5, 0.05, 100_000), 1e-5, "rdp").epsilon * 0.9
 
 
-def test_small_noise_grids_are_refined_until_they_settle() -> None:
+def test_grids_follow_the_noise() -> None:
     """D5: with much noise the losses are far narrower than the usual grid of 1e-4, which would overstate epsilon by half."""
     event = training_event(0.01, 500.0, 10_000)
     spent = epsilon(event, 1e-5)
     usual = dp.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(1e-5)
     assert spent.slack <= 1e-3 * spent.epsilon + 1e-5
     assert spent.epsilon < 0.7 * usual
+
+
+def test_grids_are_refined_until_they_settle() -> None:
+    """A step whose widest loss is far beyond its usual one: the first grid is too coarse for the sum of many."""
+    event = training_event(0.001, 1.0, 20_000)
+    spent = epsilon(event, 1e-5)
+    assert spent.grid is not None and spent.grid < first_grid(parts_of(event), "add-remove")
+    assert 0 < spent.slack <= 1e-3 * spent.epsilon
 
 
 def test_rounding_is_charged_only_where_a_transform_is_used() -> None:

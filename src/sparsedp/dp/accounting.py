@@ -91,11 +91,15 @@ def epsilon(
     one_of("accountant", accountant, ACCOUNTANTS)
     one_of("neighbouring", neighbouring, tuple(NEIGHBOURING))
     check_delta(delta)
-    require(num_examples is None or num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state how many")
+    require(
+        num_examples is None or num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state how many"
+    )
     parts = parts_of(spent)
     found = _METHODS[accountant](parts, delta, neighbouring)
     if num_examples is not None and found.delta >= 1 / num_examples:
-        note = f"delta {found.delta:g} is not below 1/N = {1 / num_examples:.2g}: releasing one record outright would satisfy it"
+        note = (
+            f"delta {found.delta:g} is not below 1/N = {1 / num_examples:.2g}: releasing one record outright would satisfy it"
+        )
         return Spent(**{**found.__dict__, "warnings": (*found.warnings, note)})
     return found
 
@@ -124,7 +128,9 @@ def _collect(event: dp.DpEvent, count: int, counts: Counter[dp.DpEvent]) -> None
 
 
 def _is_free(event: dp.DpEvent) -> bool:
-    return isinstance(event, dp.NoOpDpEvent) or (isinstance(event, dp.PoissonSampledDpEvent) and event.sampling_probability == 0)
+    return isinstance(event, dp.NoOpDpEvent) or (
+        isinstance(event, dp.PoissonSampledDpEvent) and event.sampling_probability == 0
+    )
 
 
 def _is_bare(event: dp.DpEvent) -> bool:
@@ -229,14 +235,18 @@ def _without_grid(parts: Parts, delta: float, neighbouring: Neighbouring) -> Spe
     if dp.NonPrivateDpEvent() in parts:
         return answer(math.inf, "a release without noise has no finite epsilon")
     if spread(parts, neighbouring) > _WIDEST:
-        return answer(_concentrated(parts, delta, neighbouring), "concentrated differential privacy, without amplification by sampling")
+        return answer(
+            _concentrated(parts, delta, neighbouring), "concentrated differential privacy, without amplification by sampling"
+        )
     if delta - rounding(parts) >= delta / 2:
         return None
     require(
         neighbouring == "add-remove", "delta", delta,
         f"under replace-one the rounding of {sum(parts.values())} composed steps reaches it", "raise it to 1e-9 or more",
     )  # fmt: skip
-    return answer(_renyi(parts, delta), "Renyi differential privacy (dp_accounting), since the grid's rounding reaches this delta")
+    return answer(
+        _renyi(parts, delta), "Renyi differential privacy (dp_accounting), since the grid's rounding reaches this delta"
+    )
 
 
 def _concentrated(parts: Parts, delta: float, neighbouring: Neighbouring) -> float:

@@ -55,7 +55,9 @@ def calibrate_noise(
     neighbouring: Neighbouring = "add-remove",
 ) -> Calibrated:
     """The least noise multiplier, to five digits and rounded up, whose event costs at most `target`."""
-    ladder = _Ladder(_noise_at, _noise_place, _noise_place(MOST_NOISE), _noise_place(LEAST_NOISE), "noise_multiplier", -1.0, _CLOSE)
+    ladder = _Ladder(
+        _noise_at, _noise_place, _noise_place(MOST_NOISE), _noise_place(LEAST_NOISE), "noise_multiplier", -1.0, _CLOSE
+    )
     return _solve(ladder, make_event, target, delta, accountant, neighbouring)
 
 
@@ -97,8 +99,16 @@ def calibrate_snip(
     """DP-SNIP's noise: it alone would cost `own`, or the share `share` of `total`. Charge `snip_event` of it with the rest."""
     if own is None:
         if total is None or share is None:
-            raise UsageError("DP-SNIP's noise follows from its own epsilon, or from a total epsilon and a share of it; give one or both.")
-        require(0 < share < 1, "snip_share", share, "it is a part of the total, between 0 and 1", "0.1 costs training almost nothing")
+            raise UsageError(
+                "DP-SNIP's noise follows from its own epsilon, or from a total epsilon and a share of it; give one or both."
+            )
+        require(
+            0 < share < 1,
+            "snip_share",
+            share,
+            "it is a part of the total, between 0 and 1",
+            "0.1 costs training almost nothing",
+        )
         own = share * total
     return calibrate_noise(lambda noise: snip_event(noise, rate), own, delta, accountant, neighbouring)
 

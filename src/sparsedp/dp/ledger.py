@@ -35,7 +35,13 @@ def free_event(reason: str) -> dp.DpEvent:
 def gaussian_event(rate: float, noise_multiplier: float) -> dp.DpEvent:
     sigma = noise_multiplier
     require(0.0 <= rate <= 1.0, "sampling rate", rate, "it is a probability", "use batch_size / num_examples")
-    require(sigma >= 0 and math.isfinite(sigma), "noise_multiplier", sigma, "it must be finite and not negative", "1 to 20 are common")
+    require(
+        sigma >= 0 and math.isfinite(sigma),
+        "noise_multiplier",
+        sigma,
+        "it must be finite and not negative",
+        "1 to 20 are common",
+    )
     event = dp.GaussianDpEvent(float(sigma))
     return event if rate == 1.0 else dp.PoissonSampledDpEvent(float(rate), event)
 
@@ -60,7 +66,13 @@ class Ledger:
 
     def append(self, what: str, event: dp.DpEvent, count: int = 1) -> Ledger:
         """A ledger with `count` more of this event at its end."""
-        require(isinstance(count, int) and count >= 1, "count", count, "an event happened at least once", "give a whole number from 1")
+        require(
+            isinstance(count, int) and count >= 1,
+            "count",
+            count,
+            "an event happened at least once",
+            "give a whole number from 1",
+        )
         _event_to_json(event)  # what cannot be written down must not be spent
         last = self.entries[-1] if self.entries else None
         if last is not None and (last.what, last.event) == (what, event):
@@ -100,16 +112,22 @@ def _event_to_json(event: dp.DpEvent) -> dict[str, Any]:
     row: dict[str, Any] = {"type": name}
     for field, kind in _FIELDS[name].items():
         value = getattr(event, field)
-        row[field] = [_event_to_json(e) for e in value] if kind is list else _event_to_json(value) if kind is dp.DpEvent else value
+        row[field] = (
+            [_event_to_json(e) for e in value] if kind is list else _event_to_json(value) if kind is dp.DpEvent else value
+        )
     return row
 
 
 def _entry_from_json(row: object, place: int) -> Entry:
     name = f"ledger entry {place}"
     if not isinstance(row, dict) or set(row) != {"what", "event", "count"} or not isinstance(row["what"], str):
-        raise UsageError(f"{name} must have exactly a text 'what', an 'event' and a 'count'; give what Ledger.to_json returned.")
+        raise UsageError(
+            f"{name} must have exactly a text 'what', an 'event' and a 'count'; give what Ledger.to_json returned."
+        )
     count = row["count"]
-    require(type(count) is int and count >= 1, f"the count of {name}", count, "an event happened at least once", "restore the file")
+    require(
+        type(count) is int and count >= 1, f"the count of {name}", count, "an event happened at least once", "restore the file"
+    )
     return Entry(row["what"], _event_from_json(row["event"], name), count)
 
 
@@ -119,7 +137,13 @@ def _event_from_json(row: object, name: str) -> dp.DpEvent:
         raise UsageError(f"The event of {name} is not one of {', '.join(_FIELDS)} with its fields; restore the file.")
     fields = {field: _field_from_json(row[field], wanted, f"{field} in {name}") for field, wanted in _FIELDS[kind].items()}
     rate = fields.get("sampling_probability", 0.0)
-    require(isinstance(rate, float | int) and rate <= 1, f"sampling_probability in {name}", rate, "it is a probability", "restore the file")
+    require(
+        isinstance(rate, float | int) and rate <= 1,
+        f"sampling_probability in {name}",
+        rate,
+        "it is a probability",
+        "restore the file",
+    )
     return getattr(dp.dp_event, kind)(**fields)
 
 
@@ -132,5 +156,7 @@ def _field_from_json(value: object, wanted: type, name: str) -> object:
         return [_event_from_json(row, name) for row in value]
     whole = type(value) is int and value >= 0
     fits = whole if wanted is int else whole or (isinstance(value, float) and 0 <= value < math.inf)
-    require(fits, name, value, f"it must be a finite {'count' if wanted is int else 'number'}, not below zero", "restore the file")
+    require(
+        fits, name, value, f"it must be a finite {'count' if wanted is int else 'number'}, not below zero", "restore the file"
+    )
     return value

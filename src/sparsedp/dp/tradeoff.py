@@ -48,7 +48,9 @@ class Profile:
         return max((gaussian_mu(e, d) for e, d in zip(self.epsilons, self.deltas, strict=True)), default=0.0)
 
 
-def profile(spent: dp.DpEvent | Ledger, neighbouring: Neighbouring = "add-remove", epsilons: Sequence[float] | None = None) -> Profile:
+def profile(
+    spent: dp.DpEvent | Ledger, neighbouring: Neighbouring = "add-remove", epsilons: Sequence[float] | None = None
+) -> Profile:
     """Delta at each of `epsilons`, or at evenly spread ones from 0 to where delta has fallen to 1e-10."""
     parts = parts_of(spent)
     if not parts:
