@@ -61,8 +61,8 @@ class Model:
     """Which network, where its weights start, and what of it trains."""
 
     name: str = "small_cnn"
-    """wrn_16_4, wrn_28_10, wrn_40_4, nf_resnet50, small_cnn, wrn_DEPTH_WIDTH (with _s2: a stem of stride 2), timm:NAME, or
-    package.module:function."""
+    """wrn_16_4, wrn_28_10, wrn_40_4, nf_resnet50, small_cnn, norm_cnn, wrn_DEPTH_WIDTH (with _s2: a stem of stride 2),
+    timm:NAME, or package.module:function."""
     weights: str | None = None
     """A safetensors or state_dict file of public weights; the classifier is replaced when the classes differ."""
     train: str = "all"

@@ -53,7 +53,8 @@ def test_nf_resnet50_parameter_count():
     assert maskable(network) == weights + 2048 * 1000
 
 
-def test_small_cnn_has_the_size_of_the_paper():
+def test_small_cnn_has_the_size_of_the_paper_and_norm_cnn_its_own():
+    assert size(made("norm_cnn", (1, 28, 28))) == 20_634
     assert size(made("small_cnn", (1, 28, 28))) == 26_010
 
 
@@ -146,6 +147,7 @@ def test_tempered_sigmoid_is_its_formula(settings: tuple[float, float, float]):
         ("wrn_16_4", (1, 9, 7)),
         ("nf_resnet50", (3, 33, 32)),
         ("small_cnn", (1, 28, 28)),
+        ("norm_cnn", (1, 28, 28)),
         ("small_cnn", (3, 32, 32)),
         ("small_cnn", (3, 13, 20)),
     ],

@@ -85,7 +85,7 @@ def test_any_depth_and_width():
 @pytest.mark.parametrize("name", ["resnet18", "wrn_16", "WRN_16_4", ""])
 def test_unknown_names_list_the_legal_ones(name: str):
     with pytest.raises(
-        UsageError, match=r"choose one of nf_resnet50, package\.module:function, small_cnn, timm:NAME, wrn_16_4"
+        UsageError, match=r"choose one of nf_resnet50, norm_cnn, package\.module:function, small_cnn, timm:NAME, wrn_16_4"
     ):
         build(Model(name=name), (3, 32, 32), 10)
 

@@ -1,4 +1,4 @@
-"""The small convolutional network with tempered sigmoids of Papernot et al. 2020 ("Tempered Sigmoid Activations")."""
+"""Two small convolutional networks: with tempered sigmoids (Papernot et al. 2020), and with normalisation, which does better."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import require
-from sparsedp.models.layers import SameConv2d
+from sparsedp.models.layers import SameConv2d, WSConv2d
 
 SMALLEST = 13  # pixels; below this, the second pooling has nothing to pool
 
@@ -54,6 +54,33 @@ class SmallCNN(nn.Module):
         out = self.pool(self.activation(self.conv1(x)))
         out = self.pool(self.activation(self.conv2(out)))
         return self.classifier(self.activation(self.hidden(out.flatten(1))))
+
+
+class NormCNN(nn.Module):
+    """Two weight-standardised convolutions with GroupNorm, ReLU and pooling, and a linear layer: 20,634 parameters for MNIST.
+
+    The demo's model. The classifier starts near zero, so that the first steps are not spent on undoing a guess.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, *sides = shape
+        require(
+            min(sides) >= 4, "the image size", tuple(sides), "norm_cnn halves it twice", "resize the images to 4 pixels or more"
+        )
+        self.conv1 = WSConv2d(channels, 16, 3)
+        self.norm1 = nn.GroupNorm(4, 16)
+        self.conv2 = WSConv2d(16, 32, 3)
+        self.norm2 = nn.GroupNorm(4, 32)
+        self.pool = nn.MaxPool2d(2)
+        self.classifier = nn.Linear(32 * (sides[0] // 4) * (sides[1] // 4), classes)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.pool(torch.relu(self.norm1(self.conv1(x))))
+        out = self.pool(torch.relu(self.norm2(self.conv2(out))))
+        return self.classifier(out.flatten(1))
 
 
 def _positions(side: int) -> int:

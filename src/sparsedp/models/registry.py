@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sparsedp.errors import UsageError, missing_extra, require, unknown, wrong
-from sparsedp.models.cnn import SmallCNN
+from sparsedp.models.cnn import NormCNN, SmallCNN
 from sparsedp.models.nf_resnet import NFResNet50
 from sparsedp.models.wrn import WideResNet
 
@@ -31,6 +31,7 @@ def _wrn(depth: int, width: int, shape: Shape, classes: int, stem_stride: int = 
 
 OWN: dict[str, Factory] = {
     "small_cnn": SmallCNN,
+    "norm_cnn": NormCNN,
     "wrn_16_4": partial(_wrn, 16, 4),
     "wrn_28_10": partial(_wrn, 28, 10),
     "wrn_40_4": partial(_wrn, 40, 4),
