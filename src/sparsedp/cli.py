@@ -107,10 +107,31 @@ class Doctor:
     json: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Attack what a recipe describes, and print the epsilon that the attacks prove beside the claimed one."""
+
+    runs: int = 1000
+    """Small jobs with a canary, and as many without, for each attack."""
+    every: bool = False
+    """Also attack every other way of pruning and dropping, by weight and by filter, and several views."""
+    real_job: bool = True
+    """Also train the recipe itself once, with canaries among its data. Nothing of that run is kept."""
+    steps: int | None = None
+    """Of the recipe itself, train only the first so many steps."""
+    canaries: int | None = None
+    """How many units of the recipe itself become canaries. Left out: as many as are worth it."""
+    statement: Path | None = None
+    """The folder of a finished run of this configuration, whose privacy statement shall tell of the audit."""
+    json: bool = False
+    run: Annotated[Run, tyro.conf.arg(name="")]
+
+
 VERBS: dict[str, type] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "account": Account, "prune": Prune, "explain": Explain, "doctor": Doctor,
+    "audit": Audit,
 }  # fmt: skip
-TAKES_RECIPE = ("train", "prune", "explain")
+TAKES_RECIPE = ("train", "prune", "explain", "audit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -218,7 +218,7 @@ def _limits(stated: Mapping[str, Any]) -> list[str]:
         *(f"- {line}." for line in stated["not_covered"]),
         f"- Tuning: {tuning['words']}.{runs}",
         f"- Copies: {stated['copies']}.",
-        f"- Audit: {'none was done' if stated['audit'] is None else stated['audit']}.",
+        f"- Audit: {'none was done' if stated['audit'] is None else stated['audit']['words']}.",
         f"- Resumption: {stated['resumed']}.",
         "",
         "The statement no longer holds if:",

@@ -236,6 +236,25 @@ def doctor(options: cli.Doctor) -> int:
     return 0
 
 
+def audit(options: cli.Audit) -> int:
+    """`sparsedp audit`: 1 if a claim is contradicted."""
+    from sparsedp.audit import add_to_statement, attack
+
+    console = Console(stderr=True)
+    with console.status("audit") as status:
+        report = attack(
+            options.run, runs=options.runs, every=options.every, real_job=options.real_job, steps=options.steps,
+            canaries=options.canaries, tick=lambda what: status.update(f"audit: {what}"),
+        )  # fmt: skip
+    if options.statement is not None:
+        add_to_statement(report, options.statement)
+    if options.json:
+        cli.print_json(report.to_json())
+    else:
+        Console().print(report.text(), highlight=False, markup=False, soft_wrap=True)
+    return 0 if report.ok else 1
+
+
 def _free_folder(name: str) -> Path:
     number = 1
     while Path("runs", f"{name}-{number}").exists():
