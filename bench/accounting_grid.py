@@ -209,7 +209,7 @@ def main() -> None:
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         result = {"versions": versions, "seed": arguments.seed, "seconds": seconds, "rows": rows, "rounding": rounded}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
