@@ -20,6 +20,7 @@ from sparsedp.disk import write_bytes
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import Layer, maskable_layers
 from sparsedp.errors import UsageError
+from sparsedp.models.export import with_metadata
 from sparsedp.pruning import Pruned
 
 FORMAT = "sparsedp-mask"
@@ -27,12 +28,11 @@ VERSION = 1
 
 
 def save(path: str | Path, pruned: Pruned) -> Path:
-    """Write masks atomically: the file is either the old one or the whole new one."""
+    """Write masks atomically: the file is either the old one or the whole new one. The same masks give the same bytes."""
     path = Path(path)
     packed = {name: np.packbits(mask.cpu().numpy().reshape(-1)) for name, mask in pruned.masks.items()}
     described = json.dumps(_describe(pruned))
-    blob = to_bytes(packed, metadata={FORMAT: described, "sha256": digest(described, packed)})
-    write_bytes(path, blob)
+    write_bytes(path, with_metadata(to_bytes(packed), {FORMAT: described, "sha256": digest(described, packed)}))
     return path
 
 

@@ -46,7 +46,7 @@ def save_safetensors(model: nn.Module, path: str | Path, metadata: Mapping[str, 
     texts = all(isinstance(part, str) for pair in facts.items() for part in pair)
     require(texts, "metadata", facts, "a safetensors file takes text only", "make it with describe")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    write_bytes(Path(path), _with_metadata(save(tensors), facts))
+    write_bytes(Path(path), with_metadata(save(tensors), facts))
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -55,7 +55,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
         return file.metadata() or {}
 
 
-def _with_metadata(content: bytes, metadata: dict[str, str]) -> bytes:
+def with_metadata(content: bytes, metadata: dict[str, str]) -> bytes:
     """Put metadata into a safetensors file's header in sorted order; the library's own order changes from run to run."""
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
