@@ -33,6 +33,7 @@ def free_event(reason: str) -> dp.DpEvent:
 
 
 def gaussian_event(rate: float, noise_multiplier: float) -> dp.DpEvent:
+    """One Gaussian release, of a Poisson sample of this rate, or of everything at rate 1."""
     sigma = noise_multiplier
     require(0.0 <= rate <= 1.0, "sampling rate", rate, "it is a probability", "use batch_size / num_examples")
     require(
