@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sparsedp.dp.clipping import Engine, Loss, Rows, reference
 from sparsedp.dp.masks import Masks
+from sparsedp.engines.fitness import check_fitness, shaken
 from sparsedp.engines.functional import functional
 from sparsedp.engines.plan import Plan
 from sparsedp.engines.planning import fast_engine
@@ -49,6 +50,7 @@ def choose_engine(
     """
     one_of("engine", name, NAMES)
     masks = masks or {}
+    check_fitness(model, loss, example_rows)
     notes = check_model(model, loss, example_rows)
     if plan is not None and name in ("auto", plan.engine):
         name = plan.engine
@@ -57,6 +59,8 @@ def choose_engine(
             engine, own_plan = _BUILDERS[candidate](model, loss, example_rows, masks, plan)
             if candidate != "reference":
                 check_engine(engine, model, loss, example_rows, masks, clip)
+                with shaken(model):
+                    check_engine(engine, model, loss, example_rows, masks, clip)
             return Chosen(candidate, engine, own_plan, tuple(notes))
         except Exception as error:  # whatever a user's model does under torch.func: refused, reported, and not swallowed
             if candidate == name:

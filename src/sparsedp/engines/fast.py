@@ -16,11 +16,10 @@ from sparsedp.dp.clipping import Loss, Rows, factor_of, reference, row_losses, w
 from sparsedp.dp.masks import Masks, expand, participating
 from sparsedp.engines.functional import equal_chunks, unit_gradients, weighted_sum
 from sparsedp.engines.norms import bias_gradients, scale_gradients
-from sparsedp.engines.products import channels_last
 from sparsedp.engines.pullback import squared_norms
-from sparsedp.engines.structure import Structure
+from sparsedp.engines.structure import Slot, Structure
 from sparsedp.engines.tracing import Tracer, Use
-from sparsedp.engines.units import Units
+from sparsedp.engines.units import Units, channels_last
 from sparsedp.engines.weights import Part, candidates, variant, weight_part
 
 LARGEST = 1e15
@@ -71,7 +70,7 @@ class _Pass:
     def run(self, model: nn.Module, loss: Loss) -> None:
         structure = self.engine.structure
         self.units = Units(self.rows, next(iter(self.trained.values())).device)
-        with Tracer(self.trained, len(self.rows.unit), self._receive, structure.rest, structure.outputs) as tracer:
+        with Tracer(self.trained, len(self.rows.unit), self._receive, structure.rest, structure.outputs, self.units) as tracer:
             losses = row_losses(model, loss, self.rows.inputs, self.rows.targets)
         structure.confirm(tracer, losses)
         self._lost = self.units.sum((~losses.detach().isfinite()).to(torch.float64)) > 0
@@ -89,22 +88,28 @@ class _Pass:
     def _contribute(self, use: Use, x: Tensor, dy: Tensor) -> None:
         slots = self.engine.structure.slots[use.key]
         x, dy = aligned(use, x, dy)
+        by_bias = use.vectors[1] if use.vectors is not None else None
+        if use.weight is not None:
+            if use.call.kind in ("group_norm", "layer_norm"):
+                by_weight = use.vectors[0] if use.vectors is not None else scale_gradients(use.call, x, dy, self.units)
+                self._add(slots.weight.back(use.weight, by_weight, self.trained))
+            elif slots.weight.materialise:
+                self._add(slots.weight.back(use.weight, slots.unit_gradients(use, x, dy, self.units), self.trained))
+            else:
+                part = self._weight_part(use, slots.weight, x, dy)
+                by_bias = part.by_bias
+                self.parts.append(part)
+                self._add(part.vectors)
         if use.bias is not None:
-            self._add(slots.bias.back(use.bias, bias_gradients(use.call, dy, self.units), self.trained))
-        if use.weight is None:
-            return
-        if use.call.kind in ("group_norm", "layer_norm"):
-            self._add(slots.weight.back(use.weight, scale_gradients(use.call, x, dy, self.units), self.trained))
-        elif slots.weight.materialise:
-            self._add(slots.weight.back(use.weight, slots.unit_gradients(use, x, dy, self.units), self.trained))
-        else:
-            name = slots.weight.name
-            legal = candidates(use, x, dy, self.units, self.masks.get(name), slots.weight.gain is not None)
-            planned = self.engine.methods.get(variant(use.key, self.masks.get(name)))
-            method = planned if planned in legal else legal[0]
-            part = weight_part(use, x, dy, self.units, self.masks, slots.weight.way(self.trained), name, method)
-            self.parts.append(part)
-            self._add(part.vectors)
+            by_bias = bias_gradients(use.call, dy, self.units) if by_bias is None else by_bias
+            self._add(slots.bias.back(use.bias, by_bias, self.trained))
+
+    def _weight_part(self, use: Use, slot: Slot, x: Tensor, dy: Tensor) -> Part:
+        mask = self.masks.get(slot.name)
+        legal = candidates(use, x, dy, self.units, mask, slot.gain is not None)
+        planned = self.engine.methods.get(variant(use.key, mask))
+        method = planned if planned in legal else legal[0]
+        return weight_part(use, x, dy, self.units, self.masks, slot.way(self.trained), slot.name, method)
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
         for name, tensor in gradients.items():

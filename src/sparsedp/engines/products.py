@@ -87,6 +87,8 @@ class ConvolutionPair(Pair):
         if unfold:
             self.flat = dy.flatten(2).contiguous()
         self.shape = torch.Size(weight_shape[i] for i in self.order)
+        self.sums: list[Tensor] | None = None
+        """Where `direct` unit gradients leave the sums of the output gradient, which come with them at little cost."""
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -113,9 +115,14 @@ class ConvolutionPair(Pair):
 
     def _weight_gradient(self, x: Tensor, dy: Tensor) -> Tensor:
         stride, padding, dilation, groups = self.settings
-        gradient: Tensor = torch.ops.aten.convolution_backward(
-            dy, x, self.like, None, stride, padding, dilation, False, [0] * len(stride), groups, (False, True, False)
-        )[1]
+        with_sums = self.sums is not None
+        gradient: Tensor
+        _, gradient, sums = torch.ops.aten.convolution_backward(
+            dy, x, self.like, dy.shape[1:2] if with_sums else None, stride, padding, dilation, False, [0] * len(stride), groups,
+            (False, True, with_sums),
+        )  # fmt: skip
+        if self.sums is not None:
+            self.sums.append(sums)
         return gradient
 
     def squared_lengths(self, scale: Tensor | None) -> Tensor:
@@ -185,11 +192,6 @@ class LinearPair(Pair):
 
     def _by_unit(self, t: Tensor) -> Tensor:
         return t.reshape(self.units.count, -1, t.shape[-1])
-
-
-def channels_last(t: Tensor) -> bool:
-    """Whether an image is laid out channels last, and not as usual."""
-    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
 
 
 def position_sums(t: Tensor) -> Tensor:

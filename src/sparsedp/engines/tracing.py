@@ -8,6 +8,7 @@ parameter the loss still reaches afterwards has been used in some other way: tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sparsedp.engines.operators import OPERATORS, Call
+from sparsedp.engines.units import Units, channels_last
 
 
 @dataclass(eq=False)
@@ -34,6 +36,8 @@ class Use:
     """Leading entries of the input per row."""
     output: Tensor | None = None
     output_version: int = 0
+    vectors: tuple[Tensor, Tensor] | None = None
+    """A norm's gradients per unit by weight and bias, where its own backward pass found them."""
 
     def intact_output(self) -> Tensor | None:
         """The output, unless something wrote into it since."""
@@ -62,6 +66,44 @@ class _Tap(torch.autograd.Function):
         return gradients[0], None, None, None, None
 
 
+class _UnitwiseGroupNorm(torch.autograd.Function):
+    """Group norm whose backward pass goes unit by unit, which gives the affine parameters' gradients per unit for nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, bias: Tensor, use: Use, receive: OnGradient, units: Units) -> Tensor:
+        call = use.call
+        call.input = x
+        output = call.run(weight, bias)
+        call.input = None
+        assert call.statistics is not None
+        ctx.save_for_backward(x, weight, *call.statistics)
+        ctx.work = use, receive, units
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight, mean, scale = ctx.saved_tensors
+        use, receive, units = ctx.work
+        dy = gradients[0].contiguous(memory_format=torch.channels_last) if channels_last(x) else gradients[0].contiguous()
+        rows, positions = x.shape[0], math.prod(x.shape[2:])
+        parts = [
+            torch.ops.aten.native_group_norm_backward(
+                dy[s], x[s], mean[s], scale[s], weight, s.stop - s.start, x.shape[1], positions, use.call.settings[0], (True, True, True)
+            )
+            for s in units.spans()
+        ]  # fmt: skip
+        assert rows == units.rows
+        by_x, by_weight, by_bias = zip(*parts, strict=True)
+        use.vectors = torch.stack(by_weight), torch.stack(by_bias)
+        receive(use, x, dy)
+        ctx.work = None
+        return (torch.cat(by_x), *[None] * 6)
+
+
+UNITWISE = 2**18
+"""Units of at least so many numbers are worth a call of their own."""
+
+
 @dataclass(eq=False)
 class Tracer(TorchFunctionMode):
     """Records the uses of `trained` while active. `only_known` are keys from a plan: a use outside it is left to autograd."""
@@ -73,6 +115,8 @@ class Tracer(TorchFunctionMode):
     """Parameters whose uses are left to autograd."""
     keep_outputs: frozenset[str] = frozenset()
     """Keys of uses whose outputs are to be remembered."""
+    units: Units | None = None
+    """Whose gradients are wanted; not needed to find out how parameters are used."""
     uses: list[Use] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,6 +136,11 @@ class Tracer(TorchFunctionMode):
             return func(*args, **kwargs)
         weight = call.weight.detach() if call.weight is not None else None
         bias = call.bias.detach() if call.bias is not None else None
+        self.uses.append(use)
+        if self._unitwise(call, weight, bias):
+            source, call.weight, call.bias = call.input, weight, bias
+            result: Tensor = _UnitwiseGroupNorm.apply(source, self.token, weight, bias, use, self.receive, self.units)
+            return result
         output = call.run(weight, bias)
         if output._is_view():
             output = output.clone()
@@ -100,8 +149,15 @@ class Tracer(TorchFunctionMode):
         output = _Tap.apply(output, self.token, source.detach(), use, self.receive)
         if use.key in self.keep_outputs:
             use.output, use.output_version = output.detach(), output._version
-        self.uses.append(use)
         return output
+
+    def _unitwise(self, call: Call, weight: Tensor | None, bias: Tensor | None) -> bool:
+        x, units = call.input, self.units
+        return (
+            call.kind == "group_norm" and units is not None and weight is not None and bias is not None and len(x) == units.rows
+            and x.numel() >= UNITWISE * units.count and x.dtype == weight.dtype == bias.dtype and x.device.type == "cpu"
+            and not torch.is_autocast_enabled("cpu")
+        )  # fmt: skip
 
     def _use(self, call: Call) -> Use | None:
         rows = len(call.input) if call.input.ndim else 0
@@ -132,7 +188,7 @@ class Tracer(TorchFunctionMode):
             return {name: None} if name is not None else None
         leaves: dict[str, None] = {}
         for node in graph_nodes(tensor.grad_fn):
-            if isinstance(node, _TAP_NODE):
+            if type(node).__name__ in _TAP_NODES:
                 return None
             variable = getattr(node, "variable", None)
             if variable is not None:
@@ -148,7 +204,7 @@ class Tracer(TorchFunctionMode):
         return frozenset(self._names[id(v)] for v in variables if v is not None and id(v) in self._names)
 
 
-_TAP_NODE: Any = _Tap._backward_cls
+_TAP_NODES = ("_TapBackward", "_UnitwiseGroupNormBackward")
 
 
 def graph_nodes(root: Any) -> Iterator[Any]:

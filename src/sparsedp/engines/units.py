@@ -43,3 +43,8 @@ class Units:
             return per_row if self.each == 1 else per_row.unflatten(0, (self.count, self.each)).sum(1)
         total = per_row.new_zeros((self.count, *per_row.shape[1:]))
         return total.index_add_(0, self.index, per_row)
+
+
+def channels_last(t: Tensor) -> bool:
+    """Whether an image is laid out channels last, and not as usual."""
+    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from sparsedp.dp.clipping import wide
 from sparsedp.dp.masks import Masks
-from sparsedp.engines.products import ConvolutionPair, LinearPair, Pair, channels_last, position_sums
+from sparsedp.engines.products import ConvolutionPair, LinearPair, Pair, position_sums
 from sparsedp.engines.pullback import Direct, Gradients, Standardised
 from sparsedp.engines.tracing import Use
-from sparsedp.engines.units import Units
+from sparsedp.engines.units import Units, channels_last
 
 Way = Direct | Standardised
 MakeWay = Callable[[Masks, tuple[int, ...]], Way]
@@ -39,6 +39,8 @@ class Part:
     vectors: Gradients
     sum: Callable[[Tensor], Gradients]
     """The clip factors per unit -> the clipped sum by parameter."""
+    by_bias: Tensor | None = None
+    """The bias's gradients, where they came along."""
 
 
 def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool) -> list[str]:
@@ -125,6 +127,8 @@ def _part(pair: Pair, way: Way, source: str, fate: str, by_gain: Tensor | None, 
     pair.centre = isinstance(way, Standardised) and way.kept is None
     squares, vectors, kept = [], [], []
     step = pair.scratch_units
+    if isinstance(pair, ConvolutionPair) and source == "direct":
+        pair.sums = []
     for first in range(0, units := pair.units.count, step):
         last = min(first + step, units)
         gradients = pair.unit_gradients(first, last)
@@ -134,7 +138,10 @@ def _part(pair: Pair, way: Way, source: str, fate: str, by_gain: Tensor | None, 
         if fate == "keep":
             kept.append(gradients)
     together = {name: torch.cat([v[name] for v in vectors]) for name in vectors[0]} if vectors else {}
-    return Part(torch.cat(squares), together, _keeping(kept, way, pair) if fate == "keep" else _folding(pair, way))
+    by_bias = None
+    if isinstance(pair, ConvolutionPair) and pair.sums is not None:
+        by_bias, pair.sums = torch.stack(pair.sums), None
+    return Part(torch.cat(squares), together, _keeping(kept, way, pair) if fate == "keep" else _folding(pair, way), by_bias)
 
 
 def _gram_part(pair: Pair, way: Way, by_gain: Tensor | None) -> Part:
