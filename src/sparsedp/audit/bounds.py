@@ -111,22 +111,22 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 Family = Callable[[float], Ledger]
 """A factor on all noise -> what would be spent with it; 1 is the claim."""
 
-WIDEST = 64.0
-"""How far from the claim a family is searched, in noise, on either side."""
+NOISIEST, QUIETEST = 64.0, 1 / 8
+"""How far from the claim a family is searched, as factors of its noise."""
 _HALVINGS = 11
 
 
 def epsilon_in_family(family: Family, delta: float, contradicted: Callable[[Profile], bool]) -> float:
     """The epsilon of the noisiest member of the family that the evidence does not contradict; 0 if it contradicts none.
 
-    Infinite if it still contradicts a member with 64 times less noise than claimed.
+    Infinite if it still contradicts a member with an eighth of the claimed noise.
     """
 
     def refuted(factor: float) -> bool:
         return contradicted(profile(family(factor)))
 
-    quiet, noisy = (1 / WIDEST, 1.0) if refuted(1.0) else (1.0, WIDEST)
-    if noisy == WIDEST and not refuted(WIDEST):
+    quiet, noisy = (QUIETEST, 1.0) if refuted(1.0) else (1.0, NOISIEST)
+    if quiet == 1.0 and not refuted(noisy):
         return 0.0
     if noisy == 1.0 and refuted(quiet):
         return math.inf

@@ -49,6 +49,8 @@ def canary_checks(run: Run, key: Key) -> Iterator[Check]:
     for push in (math.nan, math.inf):
         moved = effect(trial, key, Canary(push=push))
         yield Check(f"a gradient that is {push} has no effect at all", moved == 0, f"{moved:.6f} C")
+    moved = effect(trial, key, Canary(edge=True))
+    yield Check("an infinite gradient of a finite loss has no effect at all", moved == 0, f"{moved:.6f} C")
     moved = effect(trial, key, Canary(copies=2))
     yield Check(
         "a unit that is there twice moves the sum by 2 C, and is charged as two",

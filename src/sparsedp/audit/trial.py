@@ -80,7 +80,8 @@ class Watched(nn.Module):
 
     def forward(self, x: Tensor | None = None, views: Tensor | None = None) -> Tensor:
         name, index = self.watched
-        parameter = self.network.get_parameter(name)
+        owner, _, own = name.rpartition(".")
+        parameter = getattr(self.network.get_submodule(owner), own)  # a tensor in its place, under torch.func
         coordinate = parameter.reshape(-1)[index]
         if views is not None:
             return coordinate.expand(len(views))
@@ -90,8 +91,10 @@ class Watched(nn.Module):
         return functional_call(self.network, {name: held}, (x,))
 
 
-def watched_loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of an ordinary row; of the canary, the coordinate times its steepness."""
+def watched_loss(output: Tensor, targets: Any) -> Tensor:
+    """Cross entropy of an ordinary row; of the canary, the coordinate times its steepness, or a root at its edge."""
+    if isinstance(targets, dict):
+        return (output - output.detach()).sqrt()
     return output * targets if output.ndim == 1 else functional.cross_entropy(output, targets, reduction="none")
 
 
@@ -102,6 +105,8 @@ class Canary:
     parameter: str = "conv.weight"
     push: float = STEEP
     copies: int = 1
+    edge: bool = False
+    """A loss that is finite while its gradient is not."""
     dropped: bool = False
     """Aim at a coordinate that the step's mask puts aside."""
 
@@ -183,7 +188,7 @@ class Trial:
                 yield self._rows[unit]
             elif unit == 0 and canary is not None:
                 push = torch.full((self.views,), canary.push * self.settings.clip)
-                rows = Rows.make({"views": torch.zeros(self.views)}, push, views=self.views)
+                rows = Rows.make({"views": torch.zeros(self.views)}, {"edge": push} if canary.edge else push, views=self.views)
                 yield from [rows] * canary.copies
 
     def _ordinary(self, key: Key, unit: int) -> Rows:
