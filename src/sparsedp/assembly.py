@@ -35,9 +35,9 @@ class Parts:
         """The shape of what the model sees."""
         return self.spec.out_shape(self.dataset.train.shape)
 
-    def source(self, key: Key, views: int | None = None) -> ImageSource:
-        """The training images as augmented rows."""
-        return ImageSource(self.dataset, self.spec, views or self.run.data.views, key, self.device)
+    def source(self, key: Key, plain: bool = False) -> ImageSource:
+        """The training images as rows: the run's augmented views, or one plain view of each, as evaluation has it."""
+        return ImageSource(self.dataset, self.spec, 1 if plain else self.run.data.views, key, self.device, plain)
 
 
 def assemble(run: Run, dataset: DataSet, key: Key, loss: Loss | None = None) -> Parts:

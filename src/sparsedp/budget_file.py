@@ -1,11 +1,14 @@
 """What all runs on one data set have spent together: one file per data set, kept by the operator, outside every run.
 
 Two runs on the same images cost more than either says. Each run is entered before its first step with what it is going
-to spend, and corrected when it ends. The file is found by a checksum of the data, so a copy or another name changes nothing.
+to spend, and corrected when it ends. A published data set is known by its name, another one by the folder that it is read
+from: by nothing that its records hold, so that what a run says of the file (how many runs, what they spent) tells nothing
+about them. Part of a data set counts as all of it; a copy in another folder is the operator's to count.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +17,8 @@ from typing import Any, Protocol
 import pooch
 
 from sparsedp import disk
+from sparsedp.config import Data
+from sparsedp.data.check import PUBLISHED
 from sparsedp.dp.accounting import epsilon
 from sparsedp.dp.ledger import Ledger
 from sparsedp.errors import UsageError
@@ -27,6 +32,12 @@ class Notes(Protocol):
 def home() -> Path:
     """Where budget files are: SPARSEDP_HOME, or the user's data folder."""
     return Path(os.environ.get("SPARSEDP_HOME") or pooch.os_cache("sparsedp")) / "budgets"
+
+
+def place(data: Data) -> Path:
+    """The file of a data set."""
+    source = "" if data.name in PUBLISHED else str(Path(data.dir or "").expanduser().resolve())
+    return home() / f"{data.name}{'-' + hashlib.sha256(source.encode()).hexdigest()[:16] if source else ''}.json"
 
 
 class BudgetFile:

@@ -27,6 +27,7 @@ class ImageSource:
     views: int
     key: Key
     device: torch.device
+    plain: bool = False
 
     @property
     def num_units(self) -> int:
@@ -59,7 +60,8 @@ class ImageSource:
         return Rows(inputs, labels, unit.repeat_interleave(self.views), len(units))
 
     def _inputs(self, pixels: Tensor, bits: np.ndarray) -> Tensor:
-        return for_device(augment(pixels, bits, self.views, self.spec), self.device)
+        views = evaluation_view(pixels, self.spec) if self.plain else augment(pixels, bits, self.views, self.spec)
+        return for_device(views, self.device)
 
 
 def for_device(pixels: Tensor, device: torch.device) -> Tensor:

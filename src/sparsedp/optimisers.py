@@ -19,10 +19,10 @@ from sparsedp.errors import UsageError
 class Guard:
     """Watches one optimiser. `arm` hands it a private gradient; the optimiser's next step applies it, exactly once checked."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        _check_kind(optimizer)
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, drops: bool = True) -> None:
+        _check_kind(optimizer, drops)
         _check_parameters(model, optimizer)
-        self._model = model
+        self._model, self._optimizer = model, optimizer
         self._masks: Masks = {}
         self._given: dict[str, tuple[Tensor, int]] = {}
         self._saved: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
@@ -40,6 +40,8 @@ class Guard:
     def arm(self, gradient: Mapping[str, Tensor], masks: Masks) -> None:
         """Put the private gradient where the optimiser reads it, and remember what it must not move."""
         self._masks = masks
+        for p in self._untrained():
+            p.grad = None
         for name, p in participating(self._model).items():
             p.grad = gradient[name].to(dtype=p.dtype, device=p.device)
             self._given[name] = (p.grad, p.grad._version)
@@ -52,6 +54,11 @@ class Guard:
                 "call optimizer.step() once after every private.backward(batch)."
             )
 
+    def _untrained(self) -> list[Tensor]:
+        """What the optimiser holds and the private step does not train: frozen parameters, which must not move at all."""
+        trained = {id(p) for p in participating(self._model).values()}
+        return [p for group in self._optimizer.param_groups for p in group["params"] if id(p) not in trained]
+
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(callable(a) for a in (*args[1:], *kwargs.values())):
             raise UsageError(
@@ -62,6 +69,11 @@ class Guard:
             raise UsageError(
                 "optimizer.step was called before a private gradient was computed, so it would apply one that is not private; "
                 "call private.backward(batch) first, once for every optimizer.step()."
+            )
+        if any(p.grad is not None for p in self._untrained()):
+            raise UsageError(
+                "a frozen parameter in the optimiser has a gradient, which is not private; leave .grad alone between "
+                "private.backward(batch) and optimizer.step(), or take frozen parameters out of the optimiser."
             )
         for name, p in trained.items():
             given, version = self._given[name]
@@ -114,11 +126,16 @@ def _elementwise_state(optimizer: torch.optim.Optimizer, p: nn.Parameter, clone:
     }
 
 
-def _check_kind(optimizer: torch.optim.Optimizer) -> None:
+def _check_kind(optimizer: torch.optim.Optimizer, drops: bool) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"optimizer is a {type(optimizer).__name__}, but only torch.optim optimisers have the hooks that keep dropped "
             "coordinates still; use one of them or a subclass."
+        )
+    if drops and _factored(optimizer):
+        raise UsageError(
+            "optimizer is Adafactor, whose state is kept by row and column, so that a dropped coordinate's state could not stay where "
+            "it is; use another optimiser, or drop and prune nothing."
         )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -126,6 +143,10 @@ def _check_kind(optimizer: torch.optim.Optimizer) -> None:
             f"optimizer is {type(optimizer).__name__}, which evaluates the loss by itself through a closure, outside the "
             "private step; use one that does not, such as SGD or Adam."
         )
+
+
+def _factored(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__name__ == "Adafactor"
 
 
 def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

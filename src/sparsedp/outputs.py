@@ -36,7 +36,7 @@ def write(
 ) -> dict[str, Any]:
     """Everything that a finished run publishes. The summary comes last: a run is finished when it is there."""
     m = setting.run.mechanism
-    spent = epsilon(ledger, m.delta, m.accountant, m.neighbouring)
+    spent = epsilon(ledger, m.delta, m.accountant, m.neighbouring, setting.plan.num_units)
     facts = describe(
         setting.run.model.name, setting.dataset.classes, setting.dataset.train.shape, vars(setting.dataset.normalisation)
     )

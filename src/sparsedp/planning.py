@@ -45,15 +45,15 @@ def budget(run: Run, num_units: int, before: Ledger | None = None) -> Budget:
     """
     m, s = run.mechanism, run.sparsity
     require(m.batch_size <= num_units, "batch_size", m.batch_size, f"there are {num_units} privacy units", "lower it")
-    if not m.private:
-        steps = m.steps or 0
-        at_end = Ledger().append("train", NonPrivateDpEvent(), max(steps, 1))
-        return Budget(num_units, m.batch_size, steps, 0.0, None, at_end, epsilon(at_end, m.delta), None)
     snip_sigma = _snip_noise(m, s, num_units)
     before = before or _before_training(s, num_units, snip_sigma)
+    if not m.private:
+        steps = m.steps or 0
+        at_end = before.append("train", NonPrivateDpEvent(), max(steps, 1))
+        return Budget(num_units, m.batch_size, steps, 0.0, snip_sigma, at_end, epsilon(at_end, m.delta), None)
     sigma, steps = _solve(m, m.batch_size / num_units, before)
     at_end = _then(before, m.batch_size / num_units, sigma, steps)
-    spent = epsilon(at_end, m.delta, m.accountant, m.neighbouring)
+    spent = epsilon(at_end, m.delta, m.accountant, m.neighbouring, num_units)
     if m.epsilon is not None and spent.epsilon > m.epsilon:
         raise BudgetError(
             f"epsilon {m.epsilon} would be passed: {steps} steps at noise multiplier {sigma:g} spend {spent.epsilon:.4f}; "

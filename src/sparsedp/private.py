@@ -19,12 +19,13 @@ from typing import Any
 import dp_accounting
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sparsedp import keys
 from sparsedp.config import Mechanism, Run
 from sparsedp.dp import accounting, mechanism
 from sparsedp.dp.accounting import Spent
-from sparsedp.dp.clipping import Engine, Loss, Rows
+from sparsedp.dp.clipping import Engine, Loss, Rows, reference, wide
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import Masks, maskable_layers, participating
 from sparsedp.dp.mechanism import Settings
@@ -32,6 +33,7 @@ from sparsedp.dp.randomness import Key, raw
 from sparsedp.dp.selection import Criterion, select
 from sparsedp.dp.values import public
 from sparsedp.engines import Plan, choose_engine
+from sparsedp.engines.fitness import versions
 from sparsedp.errors import BudgetError, UsageError, require
 from sparsedp.models.preparation import check_model
 from sparsedp.optimisers import Guard
@@ -79,7 +81,10 @@ class Private:
         self._engine_asked, self._micro_batch = engine, micro_batch
         self._engine: Engine | None = None
         self._on_spend, self._on_plan = on_spend, on_plan
-        self._guard = Guard(model, optimizer)
+        self._modes: tuple[bool, ...] = ()
+        self._guard = Guard(
+            model, optimizer, drops=bool(settings.pruned) or (settings.drop != "none" and settings.drop_rate > 0)
+        )
 
     def batches(self, data: Any, units: Tensor | None = None, collate: Collate | None = None) -> Iterator[Batch]:
         """Poisson-sampled batches until the steps are taken. `data`: two tensors or a map-style data set; `units` numbers each
@@ -109,24 +114,32 @@ class Private:
         )
         self._guard.refuse_waste()
         engine = self.prepare(batch.source)
+        before = versions(self.model)
         while True:
             try:
                 with drawing_from(self.key, batch.step, -1):
                     result = mechanism.private_step(
                         self.settings, self.model, self.loss,
                         lambda units: parts(batch.source, units, batch.step, self.micro_batch),
-                        seeded(engine, self.key, batch.step), self.key, batch.step, self._record,
+                        seeded(sheltered(engine), self.key, batch.step), self.key, batch.step, self._record,
                     )  # fmt: skip
                 break
             except (MemoryError, RuntimeError) as error:
                 self._shrink(error)
+        if versions(self.model) != before:
+            raise UsageError(
+                "The model changed its own weights or buffers while gradients were computed, without clipping and noise, so it is not "
+                "private any more; find what writes to them in its forward pass, and start again from fresh weights."
+            )
         self.taken += 1
         self._guard.arm(result.gradient.tensors, result.masks)
 
     def prepare(self, source: Source) -> Engine:
-        """Choose and check everything on made-up rows; done by the first `backward` if not before."""
+        """Choose and check everything on made-up rows; done by the first `backward`, and again when modules change their mode."""
         planned = self._plan_in_force()
-        if self._engine is None:
+        modes = tuple(module.training for module in self.model.modules())
+        if self._engine is None or modes != self._modes:
+            check_model(self.model)
             self._try_selection()
             check_labels(self.model, self.loss, source)
             if callable(self._engine_asked):
@@ -137,6 +150,7 @@ class Private:
                     clip=min(self.settings.clip, 1e30), plan=planned,
                 )  # fmt: skip
                 self._engine, chosen_plan = chosen, chosen.plan
+            self._modes = modes
             if planned is None:
                 self._serve(dataclasses.replace(chosen_plan, micro_batch=self._micro_batch or chosen_plan.micro_batch or 64))
         return self._engine
@@ -168,9 +182,9 @@ class Private:
             )
         if self.taken < self._charged:
             return
-        self.ledger = self.ledger.append(what, event)
-        self._charged = self.taken + 1
-        self._on_spend(self.ledger)
+        ledger = self.ledger.append(what, event)
+        self._on_spend(ledger)  # first: what could not be written down was not charged, and must not be read either
+        self.ledger, self._charged = ledger, self.taken + 1
 
     def _try_selection(self) -> None:
         """What a criterion of the user's own gets wrong is found before anything is spent. The outcome is not used."""
@@ -199,6 +213,34 @@ class Private:
         self._serve(dataclasses.replace(plan, micro_batch=self.micro_batch // 2))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def sheltered(engine: Engine) -> Engine:
+    """The engine, but where a record makes the loss or the model raise, the unit of that record counts as zero, in silence.
+
+    Made-up rows have passed by then, so what raises is the record; whether a run ends must not depend on one.
+    """
+
+    def run(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
+        try:
+            return engine(model, loss, rows, masks, clip)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+        total = {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in participating(model).items()}
+        for inputs, targets in rows.of_each_unit():
+            count = len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
+            try:
+                own = reference(model, loss, Rows(inputs, targets, torch.zeros(count, dtype=torch.int64), 1), masks, clip)
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                continue
+            for name, tensor in own.items():
+                total[name] += tensor
+        return total
+
+    return run
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsedp import keys, mask_files
 from sparsedp.apply_masks import prepare_for
 from sparsedp.assembly import assemble, load_data
-from sparsedp.budget_file import BudgetFile, home
+from sparsedp.budget_file import BudgetFile, place
 from sparsedp.config import Run
 from sparsedp.data import check
 from sparsedp.dp.clipping import Engine, Loss, Rows
@@ -67,7 +67,7 @@ def _pruned(setting: Setting) -> Pruned:
         record(spent.entries[0].what, spent.entries[0].event)
         return mask_files.load(s.mask_file, setting.parts.model)
     parts_of_run = setting.parts
-    data = private_data(setting.run, setting.plan, parts_of_run.source(setting.key, views=1), parts_of_run.loss)
+    data = private_data(setting.run, setting.plan, parts_of_run.source(setting.key, plain=True), parts_of_run.loss)
     entry = pruning_event(s, setting.plan.num_units, setting.plan.snip_noise_multiplier)
     assert entry is not None
     return prune(
@@ -101,10 +101,10 @@ def prune_alone(run: Run, out: Path) -> Pruned:
         pruned = prune(made.model, run.sparsity, key, input_shape=made.shape)
         mask_files.save(out, pruned)
         return pruned
-    checksum = check(dataset).checksum
+    check(dataset)
     plan = budget(run, dataset.train.num_units)
     account = BudgetFile(
-        home() / f"{checksum[:24]}.json",
+        place(run.data),
         dataset.name,
         f"{out.resolve()} {secrets.token_hex(8)}",
         plan,
@@ -115,7 +115,7 @@ def prune_alone(run: Run, out: Path) -> Pruned:
     def record(what: str, event: dp_accounting.DpEvent) -> None:
         account.spent(Ledger().append(what, event))
 
-    data = private_data(run, plan, made.source(key, views=1), made.loss)
+    data = private_data(run, plan, made.source(key, plain=True), made.loss)
     pruned = prune(made.model, run.sparsity, key, input_shape=made.shape, data=data, record=record)
     mask_files.save(out, pruned)
     return pruned

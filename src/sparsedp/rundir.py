@@ -115,6 +115,10 @@ class RunDir:
     def key(self, chosen: str | None) -> Key:
         """The run's key: chosen by the user, or made once by the operating system; kept until the run ends."""
         path = self.private / "key"
+        if self.is_new and path.exists():
+            raise UsageError(
+                f"{path} was there before the run, so its noise may have been used before; name a new or empty folder."
+            )
         if not path.exists():
             made = keys.fresh() if chosen is None else keys.chosen(chosen)
             disk.write_bytes(path, made.secret, mode=0o600)

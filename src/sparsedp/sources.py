@@ -21,7 +21,8 @@ class Source(Protocol):
     num_units: int
 
     def example(self) -> Rows:
-        """A few rows of the shapes and types that `read` gives, for the self-check; their content is not used."""
+        """A few rows of the shapes and types that `read` gives, for the self-check, which makes up its own values: of the content
+        only the largest integers are used (how many classes or tokens there are, which is public)."""
         ...
 
     def read(self, units: Tensor, step: int) -> Rows:
@@ -82,9 +83,22 @@ class DatasetSource:
         return self._index.starts.diff()[units]
 
     def read(self, units: Tensor, step: int) -> Rows:
+        """A record that cannot be read counts as zero, in silence: its unit is left out of the rows."""
         places, unit = self._index.rows_of(units)
-        inputs, targets = self._collate([self._dataset[int(i)] for i in places])
-        return Rows(inputs, targets, unit, len(units))
+        items = [self._item(int(place)) for place in places]
+        broken = {int(u) for u, item in zip(unit, items, strict=True) if item is None}
+        whole = [(item, int(u)) for item, u in zip(items, unit, strict=True) if int(u) not in broken]
+        if not whole:
+            return Rows(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.int64), 0)
+        inputs, targets = self._collate([item for item, _ in whole])
+        numbers = torch.tensor([u for _, u in whole]).unique(return_inverse=True)[1]
+        return Rows(inputs, targets, numbers, len(units) - len(broken))
+
+    def _item(self, place: int) -> Any:
+        try:
+            return self._dataset[place]
+        except Exception:  # noqa: BLE001 - whatever a user's data set raises, the run must not depend on one record
+            return None
 
 
 def _index(rows: int, units: Tensor | None) -> UnitIndex:
@@ -123,7 +137,9 @@ def parts(source: Source, units: Tensor, step: int, most_rows: int) -> Iterator[
     while start < len(units):
         before = int(ends[start - 1]) if start else 0
         stop = max(int(torch.searchsorted(ends, before + most_rows, right=True)), start + 1)
-        yield source.read(units[start:stop], step)
+        rows = source.read(units[start:stop], step)
+        if rows.units:
+            yield rows
         start = stop
 
 

@@ -49,6 +49,7 @@ def facts(
         "epsilon": spent.epsilon,
         "delta": spent.delta,
         "one_over_n": 1 / plan.num_units,
+        "warnings": list(spent.warnings),
         "others": _others(ledger, m.delta),
         "profile": None if claimed is None else _curve(claimed),
         "events": ledger.to_json(),
@@ -169,6 +170,7 @@ def _claim(stated: Mapping[str, Any]) -> list[str]:
         "",
         f"**What is protected:** {stated['unit']}. There are {m['num_units']} of them. {stated['neighbouring']['words'].replace('two data sets', 'Two data sets')}.",
         "",
+        *[f"**Beware:** {warning}.\n" for warning in stated["warnings"]],
         "**In words:** suppose that an attacker sees the released files, knows everything else, and asks whether one particular record was "
         "trained on. Whatever they do, these are the odds:",
         "",

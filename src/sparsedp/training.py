@@ -14,7 +14,7 @@ from torch import nn
 
 from sparsedp import data, outputs, private_metrics, state
 from sparsedp.assembly import Parts, assemble, load_data
-from sparsedp.budget_file import BudgetFile, home
+from sparsedp.budget_file import BudgetFile, place
 from sparsedp.config import Run
 from sparsedp.data import DataSet
 from sparsedp.dp.clipping import Loss
@@ -159,7 +159,7 @@ def _refuse_early(run: Run, parts: Parts) -> None:
 
 def _budget_place(setting: Setting) -> tuple[Path, str, str]:
     """The data set's budget file, its name, and this run's name in it."""
-    return home() / f"{setting.data_checksum[:24]}.json", setting.dataset.name, setting.folder.name
+    return place(setting.run.data), setting.dataset.name, setting.folder.name
 
 
 def step_settings(run: Run, plan: Budget, pruned: Pruned | None, trained: nn.Module) -> Settings:

@@ -23,8 +23,8 @@ UNITS = 4
 State = dict[str, Tensor]
 
 
-def check_fitness(model: nn.Module, loss: Loss, rows_like: Rows) -> list[str]:
-    """Raise unless a pass writes nothing and no unit changes the loss of another. Returns what could not be checked."""
+def check_fitness(model: nn.Module, loss: Loss, rows_like: Rows) -> None:
+    """Raise unless a pass writes nothing and no unit changes the loss of another."""
     problems = [f"{name} is an embedding with max_norm, which rewrites its weights for the tokens it sees; set max_norm=None."
                 for name, module in model.named_modules() if getattr(module, "max_norm", None) is not None]  # fmt: skip
     if problems:
@@ -33,7 +33,6 @@ def check_fitness(model: nn.Module, loss: Loss, rows_like: Rows) -> list[str]:
     _check_passes(model, loss, rows, others)
     with shaken(model):
         _check_passes(model, loss, rows, others)
-    return []
 
 
 def _check_passes(model: nn.Module, loss: Loss, rows: Rows, others: Rows) -> None:
