@@ -87,8 +87,6 @@ class ConvolutionPair(Pair):
         if unfold:
             self.flat = dy.flatten(2).contiguous()
         self.shape = torch.Size(weight_shape[i] for i in self.order)
-        self.sums: list[Tensor] | None = None
-        """Where `direct` unit gradients leave the sums of the output gradient, which come with them at little cost."""
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -115,14 +113,9 @@ class ConvolutionPair(Pair):
 
     def _weight_gradient(self, x: Tensor, dy: Tensor) -> Tensor:
         stride, padding, dilation, groups = self.settings
-        with_sums = self.sums is not None
-        gradient: Tensor
-        _, gradient, sums = torch.ops.aten.convolution_backward(
-            dy, x, self.like, dy.shape[1:2] if with_sums else None, stride, padding, dilation, False, [0] * len(stride), groups,
-            (False, True, with_sums),
-        )  # fmt: skip
-        if self.sums is not None:
-            self.sums.append(sums)
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            dy, x, self.like, None, stride, padding, dilation, False, [0] * len(stride), groups, (False, True, False)
+        )[1]
         return gradient
 
     def squared_lengths(self, scale: Tensor | None) -> Tensor:
