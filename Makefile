@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint types pytest mutants clean
+.PHONY: demo test lint types pytest mutants bench clean
 
 demo: $(VENV)/.demo-ready  ## train a private classifier on MNIST: a few minutes, a new folder under runs/
 	$(RUN) -m sparsedp train mnist --run-dir "runs/demo-$$(date +%Y%m%d-%H%M%S)"
@@ -23,6 +23,9 @@ pytest: $(VENV)/.test-ready
 
 mutants: $(VENV)/.test-ready  ## every wrong version of the code, each of which some test must catch; rewrites docs/mutants.md
 	$(RUN) -m tests.mutants --write docs/mutants.md
+
+bench: $(VENV)/.test-ready  ## speed and memory beside plain SGD and the peers; rewrites docs/performance.md, on an idle machine
+	$(RUN) -m bench
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache .mypy_cache build
