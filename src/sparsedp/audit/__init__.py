@@ -16,7 +16,7 @@ from sparsedp.audit.gradient import Finding, canary_audit
 from sparsedp.audit.one_run import Job, one_run_audit, shortened
 from sparsedp.audit.report import Report, add_to_statement
 from sparsedp.audit.snip import snip_audit
-from sparsedp.audit.trial import EVERYONE, SAMPLED, Trial, own_key
+from sparsedp.audit.trial import Trial, own_key, powers
 from sparsedp.config import Run, Sparsity
 from sparsedp.dp.randomness import Key
 from sparsedp.errors import UsageError
@@ -70,7 +70,7 @@ def attack(
 def canary_cells(cells: list[tuple[str, Run]], runs: int, key: Key, family: int, tick: Tick) -> Iterator[Finding]:
     """Two small jobs of each cell: all units in every step, and half of them."""
     for name, run in cells:
-        for words, power in (("all units", EVERYONE), ("sampled", SAMPLED)):
+        for words, power in powers(run):
             own = own_key(key, name, words)
             trial = Trial(run, power, own)
             yield canary_audit(f"canary, {name}, {words}", trial, runs, run.mechanism.delta, own, family,

@@ -153,7 +153,7 @@ def pruned_for(made: Parts, plan: Budget, key: Key) -> Pruned | None:
         return mask_files.load(s.mask_file, made.model)
     if s.prune == "none":
         return None
-    data = private_data(run, plan, made.source(key, views=1), made.loss)
+    data = private_data(run, plan, made.source(key, plain=True), made.loss)
     return prune(made.model, s, key, input_shape=made.shape, data=data)
 
 

@@ -54,6 +54,17 @@ SAMPLED = Power(noise_multiplier=1.0, sampling_rate=0.5, steps=6)
 """Poisson sampling, with enough of it at stake that a wrong rate shows."""
 
 
+ONCE = Power(noise_multiplier=1.0, sampling_rate=1.0, steps=1)
+ONCE_SAMPLED = Power(noise_multiplier=0.4, sampling_rate=0.5, steps=1)
+"""For exact arithmetic, whose noise takes a hundred times longer to draw."""
+
+
+def powers(run: Run) -> tuple[tuple[str, Power], ...]:
+    """The settings at which a run's kind of step is attacked."""
+    exact = run.mechanism.arithmetic == "exact"
+    return ("all units", ONCE if exact else EVERYONE), ("sampled", ONCE_SAMPLED if exact else SAMPLED)
+
+
 class Small(nn.Module):
     """A weight-standardised convolution and a linear layer: weights, gains and biases, 95 numbers."""
 
