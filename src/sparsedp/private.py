@@ -12,27 +12,26 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from sparsedp import keys
 from sparsedp.config import Mechanism, Run
 from sparsedp.dp import accounting, mechanism
 from sparsedp.dp.accounting import Spent
-from sparsedp.dp.clipping import Engine, Loss, Rows, reference, wide
+from sparsedp.dp.clipping import Engine, Loss
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import Masks, maskable_layers, participating
 from sparsedp.dp.mechanism import Settings
-from sparsedp.dp.randomness import Key, raw
+from sparsedp.dp.randomness import Key
 from sparsedp.dp.selection import Criterion, select
 from sparsedp.dp.values import public
 from sparsedp.engines import Plan, choose_engine
+from sparsedp.engines.care import drawing_from, out_of_memory, seeded, sheltered
 from sparsedp.engines.fitness import versions
 from sparsedp.errors import BudgetError, UsageError, require
 from sparsedp.models.preparation import check_model
@@ -113,6 +112,7 @@ class Private:
             "use each batch once, in order",
         )
         self._guard.refuse_waste()
+        torch.clear_autocast_cache()  # in a loop that is wholly under autocast it would hold the weights of the step before
         engine = self.prepare(batch.source)
         before = versions(self.model)
         while True:
@@ -213,67 +213,6 @@ class Private:
         self._serve(dataclasses.replace(plan, micro_batch=self.micro_batch // 2))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def sheltered(engine: Engine) -> Engine:
-    """The engine, but where a record makes the loss or the model raise, the unit of that record counts as zero, in silence.
-
-    Made-up rows have passed by then, so what raises is the record; whether a run ends must not depend on one.
-    """
-
-    def run(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
-        try:
-            return engine(model, loss, rows, masks, clip)
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-        total = {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in participating(model).items()}
-        for inputs, targets in rows.of_each_unit():
-            count = len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
-            try:
-                own = reference(model, loss, Rows(inputs, targets, torch.zeros(count, dtype=torch.int64), 1), masks, clip)
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                continue
-            for name, tensor in own.items():
-                total[name] += tensor
-        return total
-
-    return run
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had."""
-    words = str(error).lower()
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
-    )
-
-
-def seeded(engine: Engine, key: Key, step: int) -> Engine:
-    """The engine with torch's own generators seeded from the key at each part of a batch, for dropout and the like.
-
-    The draws depend on how the batch is cut into parts; models without such modules do not notice.
-    """
-    calls = 0
-
-    def run(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
-        nonlocal calls
-        calls += 1
-        with drawing_from(key, step, calls):
-            return engine(model, loss, rows, masks, clip)
-
-    return run
-
-
-@contextmanager
-def drawing_from(key: Key, step: int, part: int) -> Iterator[None]:
-    """What draws from torch's own generators in this block draws from the key; afterwards they are as they were."""
-    seed = int.from_bytes(raw(key, 8, "modules", step, part), "little") >> 1
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
 
 
 def _check_masks(model: nn.Module, masks: Masks) -> None:

@@ -32,11 +32,11 @@ from sparsedp.dp.selection import select
 from sparsedp.dp.tradeoff import profile
 from sparsedp.dp.values import public
 from sparsedp.engines import choose_engine
+from sparsedp.engines.care import seeded
 from sparsedp.errors import require
 from sparsedp.optim import optimizer_for, scheduler_for
 from sparsedp.optimisers import Guard
 from sparsedp.planning import Budget
-from sparsedp.private import seeded
 from sparsedp.prune_run import private_data
 from sparsedp.pruning import Pruned, prune
 from sparsedp.sources import parts

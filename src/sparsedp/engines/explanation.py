@@ -53,7 +53,13 @@ class Explanation:
 
 
 def explain(
-    model: nn.Module, loss: Loss, example_rows: Rows, masks: Masks | None = None, *, engine: str = "auto", plan: Plan | None = None
+    model: nn.Module,
+    loss: Loss,
+    example_rows: Rows,
+    masks: Masks | None = None,
+    *,
+    engine: str = "auto",
+    plan: Plan | None = None,
 ) -> Explanation:
     """Choose an engine as a run would, and say what serves what."""
     chosen = choose_engine(engine, model, loss, example_rows, masks, plan=plan)
@@ -73,7 +79,9 @@ def _line(name: str, shape: tuple[int, ...], chosen: Chosen) -> Line:
     served = [_served(key, name, structure, chosen.plan) for key, slots in structure.slots.items() if _serves(slots, name)]
     rules, methods, costs = zip(*served, strict=True)
     known = [c for c in costs if c is not None]
-    return Line(name, shape, ", ".join(dict.fromkeys(rules)), ", ".join(dict.fromkeys(methods)), sum(known) * 1e6 if known else None)
+    return Line(
+        name, shape, ", ".join(dict.fromkeys(rules)), ", ".join(dict.fromkeys(methods)), sum(known) * 1e6 if known else None
+    )
 
 
 def _serves(slots: Any, name: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsedp.dp.clipping import Loss, Rows, factor_of, reference, row_losses, wide
 from sparsedp.dp.masks import Masks, expand, participating
-from sparsedp.engines.functional import equal_chunks, unit_gradients, weighted_sum
+from sparsedp.engines.functional import equal_chunks, in_full, unit_gradients, weighted_sum
 from sparsedp.engines.norms import bias_gradients, scale_gradients
 from sparsedp.engines.pullback import squared_norms
 from sparsedp.engines.structure import Slot, Structure
@@ -31,7 +31,10 @@ SAFE = 1 - 4e-6
 
 @dataclass(eq=False)
 class Fast:
-    """The engine for one model, as `structure` found it, by one method per use."""
+    """The engine for one model, as `structure` found it, by one method per use.
+
+    Guarantee: adding a unit to the batch moves the result by at most `clip` in L2, rounding included.
+    """
 
     structure: Structure
     methods: Mapping[str, str]
@@ -44,11 +47,12 @@ class Fast:
             return total
         work = _Pass(self, trained, rows, masks)
         work.run(model, loss)
-        squares = work.squares()
-        trusted = squares <= LARGEST**2
-        factors = torch.where(trusted, factor_of(squares, clip) * SAFE, 0.0)
-        for name, tensor in work.sums(factors):
-            total[name] += tensor
+        with in_full(model):
+            squares = work.squares()
+            trusted = squares <= LARGEST**2
+            factors = torch.where(trusted, factor_of(squares, clip) * SAFE, 0.0)
+            for name, tensor in work.sums(factors):
+                total[name] += tensor
         for unit in (~trusted).nonzero().squeeze(1).tolist():
             for name, tensor in reference(model, loss, _one_unit(rows, unit), masks, clip).items():
                 total[name] += tensor
@@ -82,7 +86,8 @@ class _Pass:
 
     def _receive(self, use: Use, x: Tensor, dy: Tensor) -> None:
         """A use's output gradient has arrived."""
-        self._contribute(use, x, dy)
+        with in_full(dy):
+            self._contribute(use, x, dy)
         use.output = None
 
     def _contribute(self, use: Use, x: Tensor, dy: Tensor) -> None:

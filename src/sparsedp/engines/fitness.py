@@ -85,12 +85,14 @@ def shaken(model: nn.Module) -> Iterator[None]:
         for p in trained.values():
             size = max(float(p.detach().double().pow(2).mean().sqrt()) / 2, 0.05)
             p.add_(torch.randn(p.shape, generator=generator).to(p) * size)
+    torch.clear_autocast_cache()  # which would go on with the weights as they were
     try:
         yield
     finally:
         with torch.no_grad():
             for name, p in trained.items():
                 p.copy_(before[name])
+        torch.clear_autocast_cache()
 
 
 def written(model: nn.Module) -> State:

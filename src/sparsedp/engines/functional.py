@@ -47,8 +47,9 @@ def functional(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: flo
             gradients[name] = g = _masked(g, masks.get(name))
             squares += g.double().reshape(len(g), -1).pow(2).sum(1)
         factors = torch.where(finite, factor_of(squares, clip), 0.0)
-        for name, g in gradients.items():
-            total[name] += weighted_sum(g, factors)
+        with in_full(model):
+            for name, g in gradients.items():
+                total[name] += weighted_sum(g, factors)
     return total
 
 
@@ -61,9 +62,18 @@ def unit_gradients(
         lambda values, x, y: functional_call(both, {f"model.{n}": v for n, v in values.items()}, (x, y)), has_aux=True
     )
     values = {name: p.detach() for name, p in wanted.items()}
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # no graph outside of torch.func's own; the fused kernels have no batching rule
+    with (
+        torch.no_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # no graph outside of torch.func's own; the fused kernels have no batching rule
         gradients, (_, finite) = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(values, inputs, targets)
     return {n: g.to(wide(g.dtype)) for n, g in gradients.items()}, finite
+
+
+def in_full(where: nn.Module | Tensor) -> torch.autocast:
+    """Norms and sums are made in float32 and float64, whatever autocast the model runs under."""
+    tensor = next(where.parameters()) if isinstance(where, nn.Module) else where
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def equal_chunks(rows: Rows, most: int) -> Iterator[tuple[Any, Any]]:

@@ -30,7 +30,13 @@ class Call:
 
 def _convolution(dims: int) -> Callable[..., Call | None]:
     def read(
-        input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
     ) -> Call | None:
         stride, dilation = _tuple(stride, dims), _tuple(dilation, dims)
         if input.ndim != dims + 2 or input.is_complex():
@@ -58,7 +64,12 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call |
 
 
 def _group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, cudnn_enabled: bool = True
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Call | None:
     if input.ndim < 2:
         return None

@@ -52,7 +52,11 @@ def fast_engine(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, pla
 
 def method_keys(structure: Structure) -> list[str]:
     """The uses that have methods to choose from."""
-    return [k for k, s in structure.slots.items() if s.weight is not None and not s.weight.materialise and s.kind in ("conv", "linear")]
+    return [
+        k
+        for k, s in structure.slots.items()
+        if s.weight is not None and not s.weight.materialise and s.kind in ("conv", "linear")
+    ]
 
 
 def measure(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, structure: Structure) -> Survey:
@@ -60,7 +64,10 @@ def measure(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, structu
     each = max(rows_like.counts[:1].tolist(), default=1)
     rows = made_up_rows(rows_like, max(2, ROWS // max(1, each)))
     survey = Survey(model, rows, masks, structure)
-    with Saved() as saved, Tracer(participating(model), len(rows.unit), survey.receive, structure.rest, structure.outputs) as tracer:
+    with (
+        Saved() as saved,
+        Tracer(participating(model), len(rows.unit), survey.receive, structure.rest, structure.outputs) as tracer,
+    ):
         losses = row_losses(model, loss, rows.inputs, rows.targets)
     if tracer.uses:
         torch.autograd.grad(losses.mean(), [tracer.token], allow_unused=True)

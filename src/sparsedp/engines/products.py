@@ -57,12 +57,22 @@ class Pair:
             return self.x, self.dy * rows
         live = rows > 0
         nothing = torch.zeros((), dtype=self.dy.dtype, device=self.dy.device)
-        return torch.where(live.reshape(-1, *[1] * (self.x.ndim - 1)), self.x, nothing), torch.where(live, self.dy * rows, nothing)
+        return torch.where(live.reshape(-1, *[1] * (self.x.ndim - 1)), self.x, nothing), torch.where(
+            live, self.dy * rows, nothing
+        )
 
     def unit_gradients(self, first: int, stop: int) -> Tensor:
         """The gradients of units [first, stop)."""
         parts = [self.one(self.entries(rows)) for rows in self.units.spans(first, stop)]
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+    def mass(self) -> Tensor:
+        """Per unit, a bound on the sum of the lengths of all the products that its gradient is the sum of."""
+        per_row = [
+            self.units.sum(torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64).square())
+            for t in (self.x, self.dy)
+        ]
+        return (per_row[0] * per_row[1] * math.prod(self.weight_shape[2:])).sqrt()
 
     def one(self, entries: slice) -> Tensor:
         """The summed gradient of some entries."""
@@ -76,7 +86,9 @@ class Pair:
 class ConvolutionPair(Pair):
     """`unfold` multiplies image patches instead of asking for the convolution's own weight gradient; `last` wants channels last."""
 
-    def __init__(self, x: Tensor, dy: Tensor, weight_shape: torch.Size, settings: tuple[Any, ...], units: Units, unfold: bool, last: bool) -> None:
+    def __init__(
+        self, x: Tensor, dy: Tensor, weight_shape: torch.Size, settings: tuple[Any, ...], units: Units, unfold: bool, last: bool
+    ) -> None:
         super().__init__(x, dy, weight_shape, settings, units)
         self.unfold, self.last = unfold, last and not unfold
         if self.last:
@@ -119,22 +131,25 @@ class ConvolutionPair(Pair):
         return gradient
 
     def squared_lengths(self, scale: Tensor | None) -> Tensor:
-        """|g|^2 per unit from Gram matrices over positions; `scale` multiplies output channels first."""
+        """|g|^2 per unit from Gram matrices over positions; `scale` multiplies output channels first.
+
+        In float64: where positions cancel, little is left of large products.
+        """
         dy = self.dy if scale is None else self.dy * scale.reshape(1, -1, *[1] * (self.dy.ndim - 2))
-        d = _positions_last(dy, self.units.count)
+        d = _positions_last(dy, self.units.count).double()
         gram = torch.bmm(d.transpose(1, 2), d)
-        return (gram * self._patch_gram()).flatten(1).double().sum(1)
+        return (gram * self._patch_gram()).flatten(1).sum(1)
 
     def _patch_gram(self) -> Tensor:
         stride, padding, dilation, _ = self.settings
         units = self.units.count
         if set(stride) != {1}:
             patches = F.unfold(self.x, self.weight_shape[2:], dilation, padding, stride)
-            p = _positions_last(patches, units)
+            p = _positions_last(patches, units).double()
             return torch.bmm(p.transpose(1, 2), p)
         x = F.pad(self.x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else self.x
         rows, (height, width) = len(x) // units, x.shape[2:]
-        p = _positions_last(x, units)
+        p = _positions_last(x, units).double()
         gram = torch.bmm(p.transpose(1, 2), p).reshape(units, rows, height, width, rows, height, width)
         high, wide = self.dy.shape[2:]
         total: Tensor | None = None
@@ -171,8 +186,8 @@ class LinearPair(Pair):
 
     def squared_lengths(self, scale: Tensor | None) -> Tensor:
         """|g|^2 per unit from Gram matrices over positions; units must have equally many rows."""
-        x, dy = self._by_unit(self.x), self._by_unit(self.dy if scale is None else self.dy * scale)
-        return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(dy, dy.transpose(1, 2))).flatten(1).double().sum(1)
+        x, dy = self._by_unit(self.x).double(), self._by_unit(self.dy if scale is None else self.dy * scale).double()
+        return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(dy, dy.transpose(1, 2))).flatten(1).sum(1)
 
     def masked_outer_squares(self, mask: Tensor | None) -> Tensor:
         """|g|^2 over the mask's coordinates, where every unit has one position: (dy^2)' M (x^2)."""

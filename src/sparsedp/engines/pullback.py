@@ -17,6 +17,8 @@ from sparsedp.dp.masks import Masks, expand
 FLOOR = 1e-4
 """The least variance * fan-in of weight standardisation (De et al.); a layer with another one is not recognised as such."""
 
+STRETCH = 1024
+
 Gradients = dict[str, Tensor]
 
 
@@ -41,6 +43,11 @@ class Direct:
         """The same for some output channels, without a mask."""
         return Direct(self.name, {})
 
+    @property
+    def gain_of_errors(self) -> float:
+        """How much longer the way back can make a vector."""
+        return 1.0
+
     def finish(self, total: Tensor) -> Gradients:
         """The sum of what `squares` left."""
         return {self.name: total}
@@ -64,7 +71,9 @@ class Standardised:
         self.shape = weight.shape
         flat = weight.detach().flatten(1)
         self.kept = None if kept is None else expand(kept, weight.shape).expand(weight.shape).flatten(1).to(flat.dtype)
-        self.fan_in = flat.new_full((len(flat), 1), flat.shape[1]) if self.kept is None else self.kept.sum(1, keepdim=True).clamp_min(1)
+        self.fan_in = (
+            flat.new_full((len(flat), 1), flat.shape[1]) if self.kept is None else self.kept.sum(1, keepdim=True).clamp_min(1)
+        )
         centred = self._centre(flat)
         spread = centred.square().sum(1, keepdim=True)
         root = spread.clamp_min(FLOOR).rsqrt()
@@ -113,7 +122,7 @@ class Standardised:
             by_gain = (flat * self.unscaled).sum(2)
         if self.mask is None and self.kept is None:
             sums = torch.zeros_like(by_gain) if centred else flat.sum(2)
-            lengths = torch.linalg.vector_norm(flat, dim=2).double().square()
+            lengths = lengths_of(flat).square()
             return self.squares_from(lengths, sums, by_gain), self.vector(by_gain)
         if self.kept is not None:
             flat.copy_(self._centre(flat))
@@ -137,6 +146,11 @@ class Standardised:
         along = (by_gain * self.projects[:, 0]).double()
         away = (sums.double().square() / self.fan_in[:, 0] + along.square()) @ self.scale[:, 0].double().square()
         return (scaled_total.double() - away).clamp_min(0) + 2e-6 * scaled_total
+
+    @property
+    def gain_of_errors(self) -> float:
+        """See `Direct.gain_of_errors`."""
+        return float(self.scale.abs().max())
 
     def vector(self, by_gain: Tensor) -> Gradients:
         """The gain's gradients, [units, *gain]."""
@@ -163,15 +177,31 @@ class General:
     def gradients(self, gradients: Tensor) -> Gradients:
         """The gradients of units by each parameter, from those by the weight."""
         back: list[list[Any]] = [
-            list(torch.autograd.grad(self.weight, self.leaves, g.to(self.weight.dtype), retain_graph=True, allow_unused=True, materialize_grads=True))
+            list(
+                torch.autograd.grad(
+                    self.weight,
+                    self.leaves,
+                    g.to(self.weight.dtype),
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+            )
             for g in gradients
         ]
         return {name: torch.stack(parts) for name, *parts in zip(self.names, *back, strict=True)}
 
 
 def squared_norms(gradients: Tensor) -> Tensor:
-    """Squared norm per unit: float32 within short stretches, float64 across them."""
+    """Squared norm per unit: float32 within short stretches at most, float64 across them."""
     if gradients.dtype == torch.float64:
         return gradients.reshape(len(gradients), -1).square().sum(1)
     flat = gradients.flatten(2) if gradients.ndim > 2 else gradients.reshape(len(gradients), 1, -1)
-    return torch.linalg.vector_norm(flat, dim=2).double().square().sum(1)
+    return lengths_of(flat).square().sum(1)
+
+
+def lengths_of(rows: Tensor) -> Tensor:
+    """The lengths of the rows [.., .., n] in float64; float32 inside where a row is so short that it errs by less than 1e-6."""
+    if rows.shape[2] <= STRETCH:
+        return torch.linalg.vector_norm(rows, dim=2).double()
+    return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)

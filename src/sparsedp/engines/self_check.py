@@ -60,12 +60,18 @@ def check_engine(engine: Engine, model: nn.Module, loss: Loss, rows_like: Rows, 
     """
     rows = made_up_rows(rows_like, UNITS)
     with _quiet(model, loss, rows):
-        gradients = [reference(model, loss, Rows.make(x, y, torch.zeros(len(u), dtype=torch.int64)), {}, 1e30) for x, y, u in _units(rows)]
+        gradients = [
+            reference(model, loss, Rows.make(x, y, torch.zeros(len(u), dtype=torch.int64)), {}, 1e30)
+            for x, y, u in _units(rows)
+        ]
         for some in (masks, *(combine(masks, made_up_masks(model, granularity)) for granularity in GRANULARITIES)):
             own = [restrict(g, some) for g in gradients]
             norms = [_norm(g) for g in own]
             for bound in (clip, max(min(norms) / 2, 1e-20)):
-                expected = {n: sum((g[n] * clip_factor(g, bound).to(g[n].device) for g in own), torch.zeros_like(t)) for n, t in own[0].items()}
+                expected = {
+                    n: sum((g[n] * clip_factor(g, bound).to(g[n].device) for g in own), torch.zeros_like(t))
+                    for n, t in own[0].items()
+                }
                 wrong = disagreements(engine(model, loss, rows, some, bound), expected, _tolerance_of(model))
                 if wrong:
                     raise UsageError(

@@ -93,7 +93,9 @@ class Structure:
     def confirm(self, tracer: Tracer, losses: Tensor) -> None:
         """Refuse a pass that used its parameters in another way than the made-up rows did."""
         keys = [use.key for use in tracer.uses]
-        same = all(key in self.slots and self.slots[key].kind == use.call.kind for key, use in zip(keys, tracer.uses, strict=True))
+        same = all(
+            key in self.slots and self.slots[key].kind == use.call.kind for key, use in zip(keys, tracer.uses, strict=True)
+        )
         if not same or len(keys) != len(self.slots) or not tracer.reached(losses) <= self.rest:
             raise Irregular("the model uses its parameters in a way that depends on the data or the batch")
 

@@ -70,7 +70,9 @@ class _UnitwiseGroupNorm(torch.autograd.Function):
     """Group norm whose backward pass goes unit by unit, which gives the affine parameters' gradients per unit for nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, bias: Tensor, use: Use, receive: OnGradient, units: Units) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, token: Tensor, weight: Tensor, bias: Tensor, use: Use, receive: OnGradient, units: Units
+    ) -> Tensor:
         call = use.call
         call.input = x
         output = call.run(weight, bias)
