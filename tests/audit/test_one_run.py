@@ -10,7 +10,7 @@ import torch
 
 from sparsedp.assembly import assemble, load_data
 from sparsedp.audit.one_run import CanaryRows, Job, Planted, guesses_for, one_run_audit, shortened
-from sparsedp.audit.snip import snip_audit
+from sparsedp.audit.snip import shift, snip_audit
 from sparsedp.config import Data, Mechanism, Model, Run, Sparsity
 from sparsedp.dp.accounting import epsilon
 from sparsedp.dp.clipping import Rows
@@ -121,3 +121,15 @@ def test_dp_snip_of_a_sampled_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not sound.violated and 0.6 * sound.claimed <= sound.bound <= sound.claimed
     noise_times(monkeypatch, 1 / 1.5)
     assert snip_audit(1.0, 0.25, 1.0, "weight", 1e-5, KEY, canaries=1 << 17).violated
+
+
+def test_the_shift_of_the_mean_is_a_lower_limit_as_often_as_it_says() -> None:
+    """Two hundred and fifty draws of each mu: below it in at least 95 of 100, and not much below."""
+    for mu in (0.0, 0.3):
+        limits = []
+        for seed in range(250):
+            draw = np.random.default_rng(seed)
+            members = draw.random(1000) < 0.5
+            limits.append(shift(mu * members + draw.standard_normal(1000), members, 0.05))
+        assert sum(limit > mu for limit in limits) <= 0.09 * 250
+        assert np.median(limits) >= mu - 0.15

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import core
+from tests.mutants import audits, core
 from tests.mutants.values import Mutant
 
-ALL: tuple[Mutant, ...] = (*core.MUTANTS,)
+ALL: tuple[Mutant, ...] = (*core.MUTANTS, *audits.MUTANTS)

@@ -40,8 +40,8 @@ def snip_audit(noise_multiplier: float, rate: float, clip: float, granularity: s
     counts = bounds.attack(scores[~members], scores[members])
     found, family_of = bounds.limits(counts, LOWER), _family(noise_multiplier, rate)
     if rate == 1:
-        method, bound = "shift of the mean", bounds.epsilon_of_mu(_shift(seen, members, 1 - LOWER), delta)
-        violated = _shift(seen, members, (1 - VIOLATION) / family) > 1 / noise_multiplier
+        method, bound = "shift of the mean", bounds.epsilon_of_mu(shift(seen, members, 1 - LOWER), delta)
+        violated = shift(seen, members, (1 - VIOLATION) / family) > 1 / noise_multiplier
     else:
         method = "within the family"
         bound = bounds.epsilon_in_family(family_of, delta, lambda claim: bounds.violates(claim, found))
@@ -56,7 +56,7 @@ def _family(sigma: float, rate: float) -> bounds.Family:
     return lambda factor: Ledger().append("dp-snip", gaussian_event(rate, factor * sigma))
 
 
-def _shift(seen: bounds.Scores, members: np.ndarray, alpha: float) -> float:
+def shift(seen: bounds.Scores, members: np.ndarray, alpha: float) -> float:
     """A lower confidence limit of mu: the difference of the means in standard deviations, less its error."""
     inside, out = seen[members], seen[~members]
     spread = math.sqrt((inside.var() + out.var()) / 2)
