@@ -24,6 +24,10 @@ hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile(
 hypothesis.settings.load_profile(os.environ.get("SPARSEDP_TEST_PROFILE", "quick"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files of tests/test_cli.py anew")
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Budget files and caches of tests go to a folder of their own, new for every test."""

@@ -36,7 +36,7 @@ def generic(name: str) -> dict[str, Any]:
     return {k: v for k, v in GENERIC.items() if k in inspect.signature(getattr(torch.optim, name)).parameters}
 
 
-CASES = [(name, generic(name)) for name in NAMES] + SPECIAL
+CASES = [(name, generic(name)) for name in NAMES if name != "Adafactor"] + SPECIAL
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
@@ -177,6 +177,18 @@ def test_an_optimiser_that_takes_a_closure_is_refused() -> None:
         with pytest.raises(UsageError, match="closure evaluates the loss outside"):
             optimizer.step(*given, **({} if given else {"closure": lambda: torch.zeros(())}))
         optimizer.step()
+
+
+def test_state_by_row_and_column_is_refused_only_where_something_is_dropped() -> None:
+    model = model_of()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.05)
+    pruned = {"0.weight": torch.ones(5, 6, dtype=torch.bool).tril()}
+    for changes in ({"drop": "random", "drop_rate": 0.5}, {"pruned": pruned}):
+        with pytest.raises(UsageError, match="Adafactor.*by row and column.*use another optimiser, or drop and prune nothing"):
+            attach(model, optimizer, **changes)
+    private = attach(model, optimizer)
+    loop(private, optimizer)
+    assert private.taken == 6
 
 
 def test_what_is_no_torch_optimiser_is_refused() -> None:

@@ -23,6 +23,12 @@ from sparsedp.rundir import RunDir
 RUN = Run(data=Data(limit=10), mechanism=Mechanism(epsilon=1.0, steps=4, batch_size=5))
 
 
+def reopened(folder: RunDir) -> RunDir:
+    """As the next process finds it. `folder` is closed by then."""
+    folder.close()
+    return RunDir.open(folder.path, RUN)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunDir]:
     made = RunDir.open(tmp_path / "run", RUN)
@@ -123,7 +129,9 @@ def test_the_key_is_fresh_kept_for_the_owner_alone_and_erased(folder: RunDir, tm
     path = folder.private / "key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(key.secret) == 32 and not key.given
-    assert folder.key(None) == key
+    again = reopened(folder)
+    assert again.key(None) == key
+    again.close()
     other = RunDir.open(tmp_path / "other", RUN)
     assert other.key(None).secret != key.secret
     other.close()
@@ -140,15 +148,25 @@ def test_the_key_is_fresh_kept_for_the_owner_alone_and_erased(folder: RunDir, tm
 def test_a_damaged_key_is_refused(folder: RunDir) -> None:
     folder.key(None)
     (folder.private / "key").write_bytes(b"short")
+    again = reopened(folder)
     with pytest.raises(UsageError, match="is damaged; start a new run, what this one spent stays spent"):
-        folder.key(None)
+        again.key(None)
+    again.close()
 
 
 def test_another_chosen_key_is_refused(folder: RunDir) -> None:
     first = folder.key("seven")
-    assert first.given and folder.key("seven") == first
+    again = reopened(folder)
+    assert first.given and again.key("seven") == first
     with pytest.raises(UsageError, match="runtime.key is not the one that the run .* was started with"):
-        folder.key("eight")
+        again.key("eight")
+    again.close()
+
+
+def test_a_key_that_lies_in_a_new_folder_is_refused(folder: RunDir) -> None:
+    (folder.private / "key").write_bytes(bytes(32))
+    with pytest.raises(UsageError, match="was there before the run, so its noise may have been used before"):
+        folder.key(None)
 
 
 def test_a_chosen_key_is_not_told() -> None:

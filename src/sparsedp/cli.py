@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -205,6 +206,9 @@ def _parse(kind: type, args: list[str], prog: str, default: Any = None) -> Any:
 def _do(verb: str, options: Any, name: str = "") -> int:
     from sparsedp import verbs
 
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # dp_accounting says there which orders it leaves out, which is no news to users
     return _train(options, name) if verb == "train" else int(getattr(verbs, verb)(options))
 
 

@@ -69,7 +69,7 @@ def examine(path: Path, moved: str | None, examples: int) -> Findings:
     key = keys.fresh()
     count = min(examples, dataset.train.num_units)
     units = torch.argsort(uniform(key, dataset.train.num_units, "doctor"))[:count].sort().values
-    rows = parts.source(key, views=1).read(units, 0)
+    rows = parts.source(key, plain=True).read(units, 0)
     norms, average = _gradients(model, loss, rows, run.mechanism.clip)
     dimensions = sum(p.numel() for p in participating(model).values())
     noise = plan.noise_multiplier * run.mechanism.clip / plan.batch_size * math.sqrt(dimensions)

@@ -20,7 +20,9 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device is {name!r}, but this machine has no such device ({str(error).splitlines()[0]}); use auto.") from error
+        raise UsageError(
+            f"device is {name!r}, but this machine has no such device ({str(error).splitlines()[0]}); use auto."
+        ) from error
     return device
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,20 @@ def train(options: cli.Train, name: str, stop: Callable[[], bool]) -> int:
         result = training.train(options.run, folder, reporter=reporter, stop=stop)
     except training.Stopped as stopped:
         _close(reporter)
-        console.print(f"sparsedp: {stopped}", highlight=False)
+        console.print(f"sparsedp: {stopped}", highlight=False, soft_wrap=True)
         return cli.STOPPED
     finally:
         _close(reporter)
     if options.json:
         cli.print_json({"run_dir": str(folder), **json.loads((folder / "public" / "summary.json").read_text())})
     else:
-        Console().print(result_text(result.summary, folder), highlight=False)
+        say(result_text(result.summary, folder))
     return 0
+
+
+def say(text: str) -> None:
+    """A result, as it is: not cut to the width of a screen, since programs read it too."""
+    sys.stdout.write(f"{text}\n")
 
 
 def result_text(summary: Mapping[str, Any], folder: Path) -> str:
@@ -86,7 +92,7 @@ def account(options: cli.Account) -> int:
     if options.json:
         cli.print_json(answer.to_json())
     else:
-        Console().print(answer.text(), highlight=False, markup=False)
+        say(answer.text())
     return 0
 
 
@@ -102,12 +108,11 @@ def evaluate(options: cli.Evaluate) -> int:
     if options.json:
         cli.print_json(result.to_json())
         return 0
-    console = Console()
     names = ("count", "accuracy", "balanced_accuracy", "auroc", "calibration_error", "loss")
     for name in names:
-        console.print(f"{name.replace('_', ' '):<18} {number(getattr(result, name))}", highlight=False)
+        say(f"{name.replace('_', ' '):<18} {number(getattr(result, name))}")
     for name, value in zip(dataset.classes, result.recall, strict=True):
-        console.print(f"recall {name:<11} {number(value)}", highlight=False, markup=False)
+        say(f"recall {name:<11} {number(value)}")
     return 0
 
 
@@ -172,15 +177,16 @@ def predict(options: cli.Predict) -> int:
         cli.print_json(rows)
     else:
         for row in rows:
-            Console().print(f"{row['image']}: {row['label']} ({row['probability']})", highlight=False, markup=False)
+            say(f"{row['image']}: {row['label']} ({row['probability']})")
     return 0
 
 
 def _pixels(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
-    found = decode_file(str(path), shape[0], shape[1])
-    if isinstance(found, Undecodable):
-        raise UsageError(f"{path} cannot be classified: {found}")
-    return torch.from_numpy(found)[None]
+    try:
+        found = decode_file(str(path), shape[0], shape[1])
+    except Undecodable as error:
+        raise UsageError(f"{path} cannot be classified: {error}; give an image file.") from error
+    return torch.from_numpy(found.copy())[None]
 
 
 def _answer(chances: torch.Tensor, classes: list[str], several: bool) -> dict[str, Any]:
@@ -207,8 +213,8 @@ def prune(options: cli.Prune) -> int:
     if options.json:
         cli.print_json({"mask": str(options.out), **pruned.report.to_json()})
     else:
-        Console().print(pruned.report.text(), highlight=False, markup=False)
-        Console().print(f"written to {options.out}", highlight=False)
+        say(pruned.report.text())
+        say(f"written to {options.out}")
     return 0
 
 
@@ -220,7 +226,7 @@ def explain(options: cli.Explain) -> int:
     if options.json:
         cli.print_json(found.to_json())
     else:
-        Console().print(found.text(), highlight=False, markup=False)
+        say(found.text())
     return 0
 
 
@@ -232,7 +238,7 @@ def doctor(options: cli.Doctor) -> int:
     if options.json:
         cli.print_json(found.to_json())
     else:
-        Console().print(found.text(), highlight=False, markup=False)
+        say(found.text())
     return 0
 
 
