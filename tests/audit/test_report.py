@@ -12,7 +12,9 @@ from sparsedp import audit, cli, training
 from sparsedp.audit import Report, add_to_statement, attack
 from sparsedp.audit.checks import Check
 from sparsedp.audit.gradient import Finding
-from sparsedp.config import Mechanism, Run
+from sparsedp.audit.trial import Power
+from sparsedp.config import Mechanism, Run, Sparsity
+from sparsedp.dp.accounting import epsilon
 from sparsedp.errors import UsageError
 from sparsedp.recipes import smoke
 from tests.audit.jobs import KEY
@@ -85,3 +87,12 @@ def test_exact_arithmetic_leaves_the_one_run_audit_out_and_says_so(monkeypatch: 
     monkeypatch.setattr(audit, "canary_cells", lambda *args: [])  # many exact jobs take minutes
     found = attack(replace(RUN, mechanism=replace(RUN.mechanism, arithmetic="exact")), key=KEY)
     assert found.ok and found.findings == () and "left out" in found.text()
+
+
+def test_a_recipe_with_dp_snip_has_that_release_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "canary_cells", lambda *args: [])
+    found = attack(replace(RUN, sparsity=Sparsity(prune="dp-snip", prune_rate=0.5, snip_noise_multiplier=20.0)), key=KEY)
+    snip, one_run = found.findings
+    assert found.ok and snip.what == "DP-SNIP's release" and 0 < snip.bound <= snip.claimed
+    assert one_run.claimed > epsilon(Power(noise_multiplier=2.0, sampling_rate=0.25, steps=2).ledger(), 1e-4).epsilon
+    assert "what the steps record is what epsilon was computed from: 2 entries" in found.text()
