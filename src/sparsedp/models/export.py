@@ -130,6 +130,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _ready(model: nn.Module, shape: Shape) -> tuple[nn.Module, Tensor]:
-    """The folded model on the CPU, and two blank images (with one, the batch size would become a constant)."""
+    """The folded model on the CPU, its weights laid out plainly, and two blank images (with one, the batch size would become a constant)."""
     require(len(shape) == 3, "shape", shape, "it is (channels, height, width)", "take it from the data set")
-    return folded(model).cpu(), torch.zeros(2, *shape)
+    plain = folded(model).to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return plain, torch.zeros(2, *shape)
