@@ -135,7 +135,10 @@ def test_a_broken_record_counts_as_the_reference_says(value: float, method: str)
 def test_random_convolutions(data: st.DataObject) -> None:
     draw = data.draw
     groups = draw(st.sampled_from([1, 1, 2, 4]))
-    kernel, stride = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.tuples(st.integers(1, 2), st.integers(1, 3)))
+    kernel, stride = (
+        draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        draw(st.tuples(st.integers(1, 2), st.integers(1, 3))),
+    )
     padding, dilation = draw(st.tuples(st.integers(0, 2), st.integers(0, 2))), draw(st.integers(1, 2))
     mode = draw(st.sampled_from(["zeros", "reflect", "circular", "replicate"]))
     with torch.random.fork_rng():

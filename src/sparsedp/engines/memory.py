@@ -16,6 +16,9 @@ MOST_ROWS_ELSEWHERE = 512
 SHARE = 0.5
 """How much of the free memory a pass may plan to use."""
 
+MORE = 1.2
+"""How many times the memory of ordinary training on that many rows a pass may plan to use."""
+
 _CGROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -42,10 +45,14 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         return tensor
 
 
-def micro_batch(bytes_per_row: float, rows_per_unit: int, device: torch.device, free: int | None = None) -> int:
-    """Rows at a time: as many as are fast and fit into half of what is free, in whole units, one at least."""
+def micro_batch(activations: float, more: float, rows_per_unit: int, device: torch.device, free: int | None = None) -> int:
+    """Rows at a time: as many as are fast, and fit into half of what is free, in whole units, one at least.
+
+    `activations` are the bytes per row that ordinary training keeps as well, `more` what clipping keeps besides.
+    """
     most = MOST_ROWS.get(device.type, MOST_ROWS_ELSEWHERE)
-    fit = int(SHARE * (free_bytes(device) if free is None else free) / max(bytes_per_row, 1.0))
+    each = max(activations + more, 1.0)
+    fit = int(min(SHARE * (free_bytes(device) if free is None else free), MORE * most * max(activations, 1.0)) / each)
     return max(min(most, fit) // rows_per_unit, 1) * rows_per_unit
 
 

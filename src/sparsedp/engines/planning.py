@@ -17,7 +17,7 @@ from sparsedp.engines.fast import Fast, aligned
 from sparsedp.engines.made_up import made_up_rows
 from sparsedp.engines.memory import Saved, micro_batch
 from sparsedp.engines.plan import Plan
-from sparsedp.engines.self_check import draws_random_numbers
+from sparsedp.engines.self_check import cuda_devices, draws_random_numbers
 from sparsedp.engines.structure import Irregular, Structure, find_structure
 from sparsedp.engines.tracing import Tracer, Use
 from sparsedp.engines.units import Units
@@ -37,15 +37,22 @@ def fast_engine(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, pla
     """The fast engine by the recorded plan, or by a new one. Raises Irregular where it cannot serve the model."""
     if not participating(model):
         raise Irregular("no parameter trains")
+    with torch.random.fork_rng(cuda_devices(model)):
+        return _planned(model, loss, rows_like, masks, plan)
+
+
+def _planned(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, plan: Plan | None) -> tuple[Fast, Plan]:
     structure = find_structure(model, loss, rows_like)
     if structure.rest and draws_random_numbers(model, loss, made_up_rows(rows_like, 2)):
         raise Irregular("the model draws random numbers, and parameters without a rule would need them a second time")
     if plan is not None:
         return Fast(structure, plan.methods), plan
     survey = measure(model, loss, rows_like, {}, structure)
-    costs = survey.costs | (measure(model, loss, rows_like, masks, structure).costs if masks else {})
+    second = measure(model, loss, rows_like, masks, structure) if masks else None
+    costs = survey.costs | (second.costs if second else {})
     methods = {key: min(found, key=found.__getitem__) for key, found in costs.items()}
-    size = micro_batch(survey.bytes_per_row, max(survey.units.counts), survey.units.index.device)
+    more = max(survey.more_bytes, second.more_bytes if second else 0.0)
+    size = micro_batch(survey.activation_bytes, more, max(survey.units.counts), survey.units.index.device)
     made = Plan(engine="fast", methods=methods, costs=costs, micro_batch=size, threads=torch.get_num_threads())
     return Fast(structure, methods), made
 
@@ -71,7 +78,7 @@ def measure(model: nn.Module, loss: Loss, rows_like: Rows, masks: Masks, structu
         losses = row_losses(model, loss, rows.inputs, rows.targets)
     if tracer.uses:
         torch.autograd.grad(losses.mean(), [tracer.token], allow_unused=True)
-    survey.bytes_per_row += saved.bytes / len(rows.unit)
+    survey.activation_bytes = saved.bytes / len(rows.unit)
     return survey
 
 
@@ -85,8 +92,10 @@ class Survey:
     structure: Structure
     costs: dict[str, dict[str, float]] = field(default_factory=dict)
     """Seconds per unit."""
-    bytes_per_row: float = 0.0
-    """What is held at the end of the backward pass at most: activations, output gradients, kept gradients."""
+    activation_bytes: float = 0.0
+    """Per row: what autograd keeps for the backward pass."""
+    more_bytes: float = 0.0
+    """Per row: what the chosen methods keep besides, gradients per unit or output gradients."""
 
     def __post_init__(self) -> None:
         self.trained = participating(self.model)
@@ -94,7 +103,6 @@ class Survey:
         self.keys = set(method_keys(self.structure))
 
     def receive(self, use: Use, x: Tensor, dy: Tensor) -> None:
-        self.bytes_per_row += dy.nbytes / len(self.rows.unit)
         if use.key not in self.keys:
             return
         slot = self.structure.slots[use.key].weight
@@ -117,8 +125,8 @@ class Survey:
                 taken[method] = _seconds(lambda work=work: work().sum(factors), x.device, best) / self.units.count  # type: ignore[misc]
             _measured[key] = taken or {legal[0]: 0.0}
         self.costs[variant(use.key, mask)] = found = dict(_measured[key])
-        if min(found, key=found.__getitem__).endswith(":keep"):
-            self.bytes_per_row += use.weight.nbytes * self.units.count / len(self.rows.unit)
+        kept = min(found, key=found.__getitem__).endswith(":keep")
+        self.more_bytes += (use.weight.nbytes * self.units.count if kept else dy.nbytes) / len(self.rows.unit)
 
 
 def _seconds(work: Callable[[], object], device: torch.device, best: float) -> float:

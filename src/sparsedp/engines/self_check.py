@@ -116,7 +116,7 @@ def disagreements(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], t
 
 def draws_random_numbers(model: nn.Module, loss: Loss, rows: Rows) -> bool:
     """Whether a forward pass moves torch's random state (dropout, stochastic depth)."""
-    with torch.random.fork_rng(_cuda_devices(model)), torch.no_grad():
+    with torch.random.fork_rng(cuda_devices(model)), torch.no_grad():
         before = _random_state(model)
         row_losses(model, loss, rows.inputs, rows.targets)
         return any(not torch.equal(a, b) for a, b in zip(before, _random_state(model), strict=True))
@@ -131,7 +131,7 @@ def engine_name(engine: Engine) -> str:
 def _quiet(model: nn.Module, loss: Loss, rows: Rows) -> Iterator[None]:
     """A model that draws random numbers is put into evaluation mode meanwhile; torch's random state is left as it was."""
     modes = [(module, module.training) for module in model.modules()]
-    with torch.random.fork_rng(_cuda_devices(model)):
+    with torch.random.fork_rng(cuda_devices(model)):
         if draws_random_numbers(model, loss, rows):
             model.eval()
         try:
@@ -142,10 +142,11 @@ def _quiet(model: nn.Module, loss: Loss, rows: Rows) -> Iterator[None]:
 
 
 def _random_state(model: nn.Module) -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in _cuda_devices(model))]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in cuda_devices(model))]
 
 
-def _cuda_devices(model: nn.Module) -> list[int]:
+def cuda_devices(model: nn.Module) -> list[int]:
+    """The CUDA devices whose random state a model may move."""
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
