@@ -19,7 +19,7 @@ types: $(VENV)/.test-ready
 	$(RUN) -m mypy
 
 pytest: $(VENV)/.test-ready
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2
 
 mutants: $(VENV)/.test-ready  ## every wrong version of the code, each of which some test must catch; rewrites docs/mutants.md
 	$(RUN) -m tests.mutants --write docs/mutants.md
