@@ -209,9 +209,12 @@ def test_what_a_dead_process_was_writing_is_swept(folder: RunDir) -> None:
 
 
 def test_discarding_removes_what_was_made_and_never_what_was_spent(tmp_path: Path) -> None:
-    made = RunDir.open(tmp_path / "a", RUN)
+    made = RunDir.open(tmp_path / "a" / "deep" / "down", RUN)
     made.discard()
     assert not (tmp_path / "a").exists()
+    (tmp_path / "mine").mkdir()
+    RunDir.open(tmp_path / "mine", RUN).discard()
+    assert not any((tmp_path / "mine").iterdir())
     spent = RunDir.open(tmp_path / "b", RUN)
     spent.write_ledger(Ledger().append("train", gaussian_event(0.5, 1.0)))
     spent.discard()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,6 +33,7 @@ class RunDir:
         self.public, self.private = path / "public", path / "private"
         self.states = self.private / "state"
         self.is_new = False
+        self._made: list[Path] = []
         self._lock: int | None = None
 
     @staticmethod
@@ -42,6 +44,7 @@ class RunDir:
             raise UsageError(f"--run-dir is {path}, which is a file; name a new or empty folder.")
         folder.is_new = not (folder.public / "config.json").exists()
         folder._refuse_strangers()
+        folder._made = [place for place in (path, *path.parents) if not place.exists()]
         for part in (folder.public, folder.private, folder.states):
             disk.make_folder(part, 0o755 if part is folder.public else 0o700)
         folder._hold()
@@ -101,8 +104,9 @@ class RunDir:
             self.close()
             for part in (self.public, self.private):
                 shutil.rmtree(part, ignore_errors=True)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+            for place in self._made:
+                with contextlib.suppress(OSError):  # something else has been put there meanwhile
+                    place.rmdir()
 
     @property
     def name(self) -> str:

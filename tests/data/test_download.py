@@ -13,7 +13,7 @@ from sparsedp.errors import UsageError
 from . import pictures
 
 
-class Home(HTTPServer):
+class Site(HTTPServer):
     """A data set's home page on this machine. `cuts` transfers end in the middle; every request is counted."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -23,14 +23,14 @@ class Home(HTTPServer):
 
 class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
-        home = self.server
-        home.requests += 1
-        content = home.files.get(self.path.lstrip("/"))
+        site = self.server
+        site.requests += 1
+        content = site.files.get(self.path.lstrip("/"))
         self.send_response(404 if content is None else 200)
         self.send_header("Content-Length", str(len(content or b"")))
         self.end_headers()
-        if home.cuts:
-            home.cuts -= 1
+        if site.cuts:
+            site.cuts -= 1
             content = (content or b"")[: len(content or b"") // 2]
         self.wfile.write(content or b"")
 
@@ -39,10 +39,10 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def site(tmp_path, monkeypatch):
     pictures.save_idx(tmp_path / "made", ending=".gz")
     files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
-    server = Home(files)
+    server = Site(files)
     remote = download.Remote(
         f"http://127.0.0.1:{server.server_port}/", {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
     )
@@ -58,49 +58,49 @@ def home(tmp_path, monkeypatch):
     thread.join()
 
 
-def test_fetched_once_then_read_from_the_cache(home):
+def test_fetched_once_then_read_from_the_cache(site):
     assert len(load(Data(name="fashion-mnist")).train) == 30
-    assert home.requests == 4
+    assert site.requests == 4
     load(Data(name="fashion-mnist"))
-    assert home.requests == 4
+    assert site.requests == 4
 
 
-def test_a_cut_transfer_is_tried_again(home):
-    home.cuts = 2
+def test_a_cut_transfer_is_tried_again(site):
+    site.cuts = 2
     assert len(load(Data(name="fashion-mnist")).train) == 30
-    assert home.requests == 6
+    assert site.requests == 6
 
 
-def test_a_transfer_that_is_always_cut_leaves_nothing_and_says_what_to_do(home, tmp_path):
-    home.cuts = 100
+def test_a_transfer_that_is_always_cut_leaves_nothing_and_says_what_to_do(site, tmp_path):
+    site.cuts = 100
     with pytest.raises(UsageError, match="the download failed.*give their folder as --data.dir") as error:
         load(Data(name="fashion-mnist"))
-    assert home.requests == download.ATTEMPTS
+    assert site.requests == download.ATTEMPTS
     assert "\n" not in str(error.value)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    home.cuts = 0
+    site.cuts = 0
     load(Data(name="fashion-mnist"))
 
 
-def test_a_wrong_checksum_is_refused_and_leaves_nothing(home, tmp_path):
-    home.files["train-images-idx3-ubyte.gz"] += b"x"
+def test_a_wrong_checksum_is_refused_and_leaves_nothing(site, tmp_path):
+    site.files["train-images-idx3-ubyte.gz"] += b"x"
     with pytest.raises(UsageError, match="train-images-idx3-ubyte.gz, but what arrived does not have the published checksum"):
         load(Data(name="fashion-mnist"))
     assert not (tmp_path / "cache" / "fashion-mnist" / "train-images-idx3-ubyte.gz").exists()
 
 
-def test_a_damaged_cache_is_mended(home, tmp_path):
+def test_a_damaged_cache_is_mended(site, tmp_path):
     load(Data(name="fashion-mnist"))
     path = tmp_path / "cache" / "fashion-mnist" / "train-images-idx3-ubyte.gz"
     whole = path.read_bytes()
     path.write_bytes(whole[:50])
     load(Data(name="fashion-mnist"))
-    assert (home.requests, path.read_bytes()) == (5, whole)
+    assert (site.requests, path.read_bytes()) == (5, whole)
 
 
-def test_offline_and_missing_and_an_unusable_cache(home, tmp_path, monkeypatch):
+def test_offline_and_missing_and_an_unusable_cache(site, tmp_path, monkeypatch):
     name = next(iter(download.PUBLISHED["fashion-mnist"].files))
-    del home.files[name]
+    del site.files[name]
     with pytest.raises(UsageError, match="HTTPError.*--data.dir"):
         load(Data(name="fashion-mnist"))
     files = download.PUBLISHED["fashion-mnist"].files
