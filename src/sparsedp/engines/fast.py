@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from sparsedp.dp.clipping import Loss, Rows, factor_of, reference, row_losses, wide
 from sparsedp.dp.masks import Masks, expand, participating
-from sparsedp.engines.functional import equal_chunks, in_full, unit_gradients, weighted_sum
+from sparsedp.engines.functional import equal_chunks, unit_gradients, weighted_sum
 from sparsedp.engines.norms import bias_gradients, scale_gradients
+from sparsedp.engines.precision import in_full
 from sparsedp.engines.pullback import squared_norms
 from sparsedp.engines.structure import Slot, Structure
 from sparsedp.engines.tracing import Tracer, Use
 from sparsedp.engines.units import Units, channels_last
-from sparsedp.engines.weights import Part, candidates, variant, weight_part
+from sparsedp.engines.weights import Part, candidates, possible, variant, weight_part
 
 LARGEST = 1e15
 """Above this norm, or where it is not finite, a unit is left to the reference engine."""
@@ -111,9 +112,9 @@ class _Pass:
 
     def _weight_part(self, use: Use, slot: Slot, x: Tensor, dy: Tensor) -> Part:
         mask = self.masks.get(slot.name)
-        legal = candidates(use, x, dy, self.units, mask, slot.gain is not None)
+        what = (use, x, dy, self.units, mask, slot.gain is not None)
         planned = self.engine.methods.get(variant(use.key, mask))
-        method = planned if planned in legal else legal[0]
+        method = planned if planned in possible(*what) else candidates(*what)[0]
         return weight_part(use, x, dy, self.units, self.masks, slot.way(self.trained), slot.name, method)
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:

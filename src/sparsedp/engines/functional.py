@@ -17,12 +17,13 @@ from torch.utils._pytree import tree_map_only
 
 from sparsedp.dp.clipping import Loss, Rows, factor_of, row_losses, wide
 from sparsedp.dp.masks import Masks, expand, participating
+from sparsedp.engines.precision import in_full
 
 CHUNK_BYTES = 256 * 2**20
 """How much memory the gradients of one chunk of units may take."""
 
 
-class _LossOf(nn.Module):
+class LossOf(nn.Module):
     """Model and loss as one module, so that a loss that reads the model's parameters sees the differentiated ones."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -57,7 +58,7 @@ def unit_gradients(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, wanted: dict[str, nn.Parameter]
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The mean gradient of each unit, by the wanted parameters; and whether its losses were finite. First dimension: units."""
-    both = _LossOf(model, loss)
+    both = LossOf(model, loss)
     gradient: Callable[..., Any] = grad_and_value(
         lambda values, x, y: functional_call(both, {f"model.{n}": v for n, v in values.items()}, (x, y)), has_aux=True
     )
@@ -68,12 +69,6 @@ def unit_gradients(
     ):  # no graph outside of torch.func's own; the fused kernels have no batching rule
         gradients, (_, finite) = vmap(gradient, in_dims=(None, 0, 0), randomness="different")(values, inputs, targets)
     return {n: g.to(wide(g.dtype)) for n, g in gradients.items()}, finite
-
-
-def in_full(where: nn.Module | Tensor) -> torch.autocast:
-    """Norms and sums are made in float32 and float64, whatever autocast the model runs under."""
-    tensor = next(where.parameters()) if isinstance(where, nn.Module) else where
-    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def equal_chunks(rows: Rows, most: int) -> Iterator[tuple[Any, Any]]:

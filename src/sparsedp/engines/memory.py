@@ -50,10 +50,15 @@ def micro_batch(activations: float, more: float, rows_per_unit: int, device: tor
 
     `activations` are the bytes per row that ordinary training keeps as well, `more` what clipping keeps besides.
     """
-    most = MOST_ROWS.get(device.type, MOST_ROWS_ELSEWHERE)
+    most = most_rows(device)
     each = max(activations + more, 1.0)
     fit = int(min(SHARE * (free_bytes(device) if free is None else free), MORE * most * max(activations, 1.0)) / each)
     return max(min(most, fit) // rows_per_unit, 1) * rows_per_unit
+
+
+def most_rows(device: torch.device) -> int:
+    """How many rows at once a device gains from."""
+    return MOST_ROWS.get(device.type, MOST_ROWS_ELSEWHERE)
 
 
 def free_bytes(device: torch.device) -> int:

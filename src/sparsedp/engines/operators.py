@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsedp.engines.units import channels_last
+
 
 @dataclass(eq=False)
 class Call:
@@ -82,10 +84,15 @@ def _run_group_norm(call: Call, weight: Tensor | None, bias: Tensor | None) -> T
     if channels % groups or not _plain(call.input, weight, bias):
         return F.group_norm(call.input, groups, weight, bias, eps)
     output, mean, scale = torch.native_group_norm(
-        call.input, weight, bias, rows, channels, math.prod(call.input.shape[2:]), groups, eps
+        _dense(call.input), weight, bias, rows, channels, math.prod(call.input.shape[2:]), groups, eps
     )  # fmt: skip
     call.statistics = (mean.detach(), scale.detach())
     return output
+
+
+def _dense(x: Tensor) -> Tensor:
+    """In a layout that the native norm takes: on a CPU channels last as well, elsewhere the usual one alone."""
+    return x if x.device.type == "cpu" and channels_last(x) else x.contiguous()
 
 
 def _layer_norm(

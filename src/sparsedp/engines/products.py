@@ -13,10 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedp.engines.units import Units
+from sparsedp.engines.units import Units, channels_last
 
-SCRATCH_BYTES = 2**20
+SCRATCH_BYTES = {"cpu": 2**20}
 """Gradients of a few units are worked on at a time, so that they stay in the processor's cache."""
+
+SCRATCH_BYTES_ELSEWHERE = 2**28
+"""A GPU wants many units at once."""
 
 
 class Pair:
@@ -37,8 +40,14 @@ class Pair:
 
     @property
     def scratch_units(self) -> int:
-        """How many units' gradients fit into the cache."""
-        return max(1, SCRATCH_BYTES // max(1, 4 * math.prod(self.weight_shape)))
+        """How many units are worked on at once."""
+        scratch = SCRATCH_BYTES.get(self.dy.device.type, SCRATCH_BYTES_ELSEWHERE)
+        return max(1, scratch // max(1, self.unit_bytes))
+
+    @property
+    def unit_bytes(self) -> int:
+        """About how much memory a unit takes while its gradient is formed."""
+        return 4 * math.prod(self.weight_shape)
 
     def entries(self, rows: slice) -> slice:
         """Where a range of rows lies in input and gradient."""
@@ -91,10 +100,9 @@ class ConvolutionPair(Pair):
     ) -> None:
         super().__init__(x, dy, weight_shape, settings, units)
         self.unfold, self.last = unfold, last and not unfold
-        if self.last:
-            self.dy = dy = dy.contiguous(memory_format=torch.channels_last)
         self.like = torch.empty(weight_shape, dtype=dy.dtype, device=dy.device)
-        if self.last:
+        if channels_last(x) and not unfold:
+            self.dy = dy = dy.contiguous(memory_format=torch.channels_last)
             self.like = self.like.contiguous(memory_format=torch.channels_last)
         if unfold:
             self.flat = dy.flatten(2).contiguous()
@@ -166,6 +174,58 @@ class ConvolutionPair(Pair):
         ones = self.x.new_ones((1, 1, *self.weight_shape[2:]))
         box = F.conv2d(self.x.sum(1, keepdim=True), ones, None, stride, padding, dilation)
         return self.units.sum(position_sums(self.dy * box))
+
+
+class BatchedPair(ConvolutionPair):
+    """The gradients of many units in one product of their patches, for devices that loops over units would starve."""
+
+    @property
+    def unit_bytes(self) -> int:
+        positions = self.dy[0, 0].numel() * -(-len(self.dy) // max(self.units.count, 1))
+        return super().unit_bytes + 4 * positions * math.prod(self.weight_shape[1:])
+
+    @property
+    def centred(self) -> bool:
+        return False
+
+    def unit_gradients(self, first: int, stop: int) -> Tensor:
+        entries = self.entries(self.units.rows_of(first, stop))
+        patches, flat = self._patches(self.x[entries]), self.dy[entries].flatten(2)
+        if self.units.each is not None:
+            patches, flat = (_positions_last(t, stop - first) for t in (patches, flat))
+            return torch.bmm(flat, patches.transpose(1, 2)).reshape(-1, *self.shape)
+        return self.units.sum_of(torch.bmm(flat, patches.transpose(1, 2)), first, stop).reshape(-1, *self.shape)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """[entries, in x kernel, positions] by one copy out of a view."""
+        stride, padding, dilation, _ = self.settings
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+        (rows, channels), (high, wide) = x.shape[:2], self.dy.shape[2:]
+        kernel, (row, channel, down, right) = self.weight_shape[2:], x.stride()
+        view = x.as_strided(
+            (rows, channels, *kernel, high, wide),
+            (row, channel, dilation[0] * down, dilation[1] * right, stride[0] * down, stride[1] * right),
+        )
+        return view.reshape(rows, -1, high * wide)
+
+
+class GroupedPair(ConvolutionPair):
+    """The gradients of many units as the weight gradient of one convolution in which every entry is a group of its own."""
+
+    @property
+    def unit_bytes(self) -> int:
+        return super().unit_bytes * -(-len(self.dy) // max(self.units.count, 1))
+
+    def unit_gradients(self, first: int, stop: int) -> Tensor:
+        entries = self.entries(self.units.rows_of(first, stop))
+        x, dy = self.x[entries], self.dy[entries]
+        count, (stride, padding, dilation, groups) = len(x), self.settings
+        like = torch.empty((count * len(self.like), *self.like.shape[1:]), dtype=dy.dtype, device=dy.device)
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            dy.flatten(0, 1)[None], x.flatten(0, 1)[None], like, None, stride, padding, dilation, False, [0] * len(stride),
+            count * groups, (False, True, False),
+        )[1]  # fmt: skip
+        return self.units.sum_of(gradient.reshape(count, *self.shape), first, stop)
 
 
 class LinearPair(Pair):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sparsedp.dp.clipping import Engine, Loss, Rows, clip_factor, reference, row_losses
 from sparsedp.dp.masks import GRANULARITIES, Masks, combine, maskable_layers, participating, restrict
 from sparsedp.engines.made_up import made_up_rows
+from sparsedp.engines.precision import exact_products
 from sparsedp.errors import UsageError
 
 UNITS = 4
@@ -129,9 +130,12 @@ def engine_name(engine: Engine) -> str:
 
 @contextmanager
 def _quiet(model: nn.Module, loss: Loss, rows: Rows) -> Iterator[None]:
-    """A model that draws random numbers is put into evaluation mode meanwhile; torch's random state is left as it was."""
+    """A model that draws random numbers is put into evaluation mode meanwhile; torch's random state is left as it was.
+
+    Products are not shortened, so that the judge and the judged differ by rounding alone.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    with torch.random.fork_rng(cuda_devices(model)):
+    with torch.random.fork_rng(cuda_devices(model)), exact_products():
         if draws_random_numbers(model, loss, rows):
             model.eval()
         try:

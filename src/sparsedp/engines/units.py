@@ -27,6 +27,20 @@ class Units:
             yield slice(start, start + count)
             start += count
 
+    def rows_of(self, first: int, stop: int) -> slice:
+        """The rows of units [first, stop) together."""
+        return slice(sum(self.counts[:first]), sum(self.counts[:stop]))
+
+    def sum_of(self, per_row: Tensor, first: int, stop: int) -> Tensor:
+        """`sum` over the rows of units [first, stop) alone."""
+        rows = self.rows_of(first, stop)
+        if len(per_row) != rows.stop - rows.start:
+            per_row = per_row.unflatten(0, (rows.stop - rows.start, -1)).sum(1)
+        if self.each is not None:
+            return per_row if self.each == 1 else per_row.unflatten(0, (stop - first, self.each)).sum(1)
+        total = per_row.new_zeros((stop - first, *per_row.shape[1:]))
+        return total.index_add_(0, self.index[rows] - first, per_row)
+
     def row_weights(self) -> Tensor:
         """1 / (rows of its unit), for every row: a unit's loss is the mean over its rows."""
         return (1.0 / torch.tensor(self.counts, dtype=torch.float64, device=self.index.device))[self.index]
@@ -37,12 +51,7 @@ class Units:
 
     def sum(self, per_row: Tensor) -> Tensor:
         """The sum over the rows of each unit; the first dimension may hold several consecutive entries per row."""
-        if len(per_row) != self.rows:
-            per_row = per_row.unflatten(0, (self.rows, -1)).sum(1)
-        if self.each is not None:
-            return per_row if self.each == 1 else per_row.unflatten(0, (self.count, self.each)).sum(1)
-        total = per_row.new_zeros((self.count, *per_row.shape[1:]))
-        return total.index_add_(0, self.index, per_row)
+        return self.sum_of(per_row, 0, self.count)
 
 
 def channels_last(t: Tensor) -> bool:

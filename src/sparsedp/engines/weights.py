@@ -1,7 +1,7 @@
 """The weight of one use of a convolution or linear layer: its units' squared norms now, its clipped sum later.
 
-A method is `source:fate`. Source: `direct` and `unfold` form each unit's gradient, `gram` finds its length without forming it, `outer`
-too where a unit has one position. Fate: `keep` stores the gradients until the clip factors are known; `fold` forgets them, and multiplies
+A method is `source:fate`. Source: `direct` and `unfold` form each unit's gradient, `batched` and `grouped` those of many units at once, `gram`
+finds its length without forming it, `outer` too where a unit has one position. Fate: `keep` stores the gradients until the clip factors are known; `fold` forgets them, and multiplies
 the factors into the output gradient for one ordinary weight gradient.
 """
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sparsedp.dp.clipping import wide
 from sparsedp.dp.masks import Masks
-from sparsedp.engines.products import ConvolutionPair, LinearPair, Pair, position_sums
+from sparsedp.engines.functional import weighted_sum
+from sparsedp.engines.products import BatchedPair, ConvolutionPair, GroupedPair, LinearPair, Pair, position_sums
 from sparsedp.engines.pullback import Direct, Gradients, Standardised
 from sparsedp.engines.tracing import Use
 from sparsedp.engines.units import Units, channels_last
@@ -25,7 +26,15 @@ Way = Direct | Standardised
 MakeWay = Callable[[Masks, tuple[int, ...]], Way]
 """(masks, order of the weight's dimensions) -> the way back to the parameters."""
 
-METHODS = ("direct:keep", "direct:fold", "unfold:keep", "unfold:fold", "gram:fold")
+METHODS = (
+    "direct:keep", "direct:fold", "unfold:keep", "unfold:fold", "gram:fold", "batched:keep", "batched:fold", "grouped:keep", "grouped:fold",
+)  # fmt: skip
+
+UNIT_BY_UNIT = ("direct", "unfold")
+"""Sources of a convolution's gradients that take one unit after the other, as a CPU likes it."""
+
+TOGETHER = ("batched", "grouped")
+"""Those that take many units at once, as a GPU likes it."""
 
 ROUNDING = 5e-7
 """Error of a folded float32 sum, as a part of the lengths of its products together (measured: up to 4e-7)."""
@@ -46,16 +55,16 @@ class Part:
     """The bias's gradients, where they came along."""
 
 
-def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool) -> list[str]:
-    """The methods that give the right result for such a use, without those that cannot be fast; the first is a fair guess."""
+def possible(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool) -> list[str]:
+    """The methods that give the right result for such a use; the first is a fair guess on a CPU."""
     assert use.weight is not None
     one_position = use.call.kind == "linear" and dy.numel() == units.count * dy.shape[-1]
     if one_position and not standardised:
         return ["outer:fold"]
-    plain_image = use.call.kind == "conv" and dy.ndim == 4 and use.call.settings[3] == 1
-    found = [
-        f"{source}:{fate}" for source in (("direct", "unfold") if plain_image else ("direct",)) for fate in ("keep", "fold")
-    ]
+    conv = use.call.kind == "conv"
+    plain_image = conv and dy.ndim == 4 and use.call.settings[3] == 1
+    sources = ["direct", *(["unfold", "batched"] if plain_image else []), *(["grouped"] if conv else [])]
+    found = [f"{source}:{fate}" for source in sources for fate in ("keep", "fold")]
     if use.weight.numel() * units.count > KEEPABLE * (x.numel() + dy.numel()):
         found = [m for m in found if not m.endswith(":keep")]
     if mask is not None and mask.ndim > 1 or units.each is None or not (plain_image or use.call.kind == "linear"):
@@ -65,6 +74,13 @@ def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | Non
     positions, channels = dy.numel() // units.count // use.weight.shape[0], use.weight.shape[0]
     gram, formed = positions * (channels + use.weight[0].numel()), channels * use.weight[0].numel()
     return ["gram:fold", *found] if gram < formed else [*found, "gram:fold"] if gram < 4 * formed else found
+
+
+def candidates(use: Use, x: Tensor, dy: Tensor, units: Units, mask: Tensor | None, standardised: bool) -> list[str]:
+    """Of the possible methods, those that can be fast on the device at hand."""
+    slow = TOGETHER if x.device.type == "cpu" else UNIT_BY_UNIT if use.call.kind == "conv" else ()
+    found = possible(use, x, dy, units, mask, standardised)
+    return [method for method in found if method.split(":")[0] not in slow]
 
 
 KEEPABLE = 20
@@ -184,6 +200,9 @@ def _folding(pair: Pair, way: Way) -> Callable[[Tensor], Gradients]:
 
 def _keeping(kept: list[Tensor], way: Way, pair: Pair) -> Callable[[Tensor], Gradients]:
     def total(factors: Tensor) -> Gradients:
+        if factors.device.type != "cpu":
+            parts = zip(kept, factors.split([len(gradients) for gradients in kept]), strict=True)
+            return _in_weight_order(way.finish(torch.stack([weighted_sum(*part) for part in parts]).sum(0)), way, pair)
         values, place = factors.tolist(), 0
         result = torch.zeros_like(kept[0][0])
         for gradients in kept:
@@ -211,7 +230,9 @@ def _pair(use: Use, x: Tensor, dy: Tensor, units: Units, source: str) -> Pair:
     channels = dy.shape[1 if use.call.kind == "conv" else -1]
     shape = torch.Size((channels, *use.weight.shape[1:]))
     if use.call.kind == "conv":
-        return ConvolutionPair(x, dy, shape, use.call.settings, units, source == "unfold", channels_last(x))
+        kind = {"batched": BatchedPair, "grouped": GroupedPair}.get(source, ConvolutionPair)
+        last = channels_last(x) and source not in TOGETHER
+        return kind(x, dy, shape, use.call.settings, units, source == "unfold", last)
     return LinearPair(x, dy, shape, (), units)
 
 
