@@ -191,12 +191,12 @@ class Runtime:
     """Where and how it runs; none of it changes what is computed, beyond rounding."""
 
     device: str = "auto"
-    engine: str = "auto"
+    engine: Literal["auto", "fast", "functional", "reference", "compiled"] = "auto"
+    """How clipped sums are computed; auto takes the fastest that serves the model. compiled goes through torch.compile."""
     micro_batch: int | None = None
     threads: int | None = None
     workers: int = 0
     autocast: Literal["none", "bf16"] = "none"
-    compile: bool = False
     evaluate_every: int = 0
     """Steps between evaluations; 0 evaluates at the end only."""
     checkpoint_every: int = 50

@@ -87,7 +87,7 @@ def test_what_the_fast_engines_cannot_do_falls_to_the_reference_and_says_why() -
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="auto, fast, functional, reference"):
+    with pytest.raises(UsageError, match="auto, compiled, fast, functional, reference"):
         choose_engine("quick", small(), zoo.cross_entropy, images([1]))
 
 

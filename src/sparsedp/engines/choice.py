@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from sparsedp.dp.clipping import Engine, Loss, Rows, reference
-from sparsedp.dp.masks import Masks
+from sparsedp.dp.masks import Masks, participating
+from sparsedp.engines.compiled import Compiled
 from sparsedp.engines.fitness import check_fitness, shaken
 from sparsedp.engines.functional import functional
+from sparsedp.engines.memory import free_bytes, most_rows
 from sparsedp.engines.plan import Plan
 from sparsedp.engines.planning import fast_engine
 from sparsedp.engines.self_check import check_engine, check_model
 from sparsedp.errors import UsageError, one_of
 
-NAMES = ("auto", "fast", "functional", "reference")
+AUTO = ("fast", "functional", "reference")
+"""What `auto` tries, in this order."""
+
+NAMES = ("auto", *AUTO, "compiled")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +60,7 @@ def choose_engine(
     notes = check_model(model, loss, example_rows)
     if plan is not None and name in ("auto", plan.engine):
         name = plan.engine
-    for candidate in NAMES[1:] if name == "auto" else (name,):
+    for candidate in AUTO if name == "auto" else (name,):
         try:
             engine, own_plan = _BUILDERS[candidate](model, loss, example_rows, masks, plan)
             if candidate != "reference":
@@ -88,8 +94,19 @@ def _reference(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Pla
     return reference, Plan(engine="reference")
 
 
+def _compiled(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, plan: Plan | None) -> tuple[Engine, Plan]:
+    trained = participating(model).values()
+    device = next(iter(trained)).device if trained else torch.device("cpu")
+    each = max(rows.counts[:1].tolist(), default=1)
+    fit = free_bytes(device) // max(1, 8 * sum(p.nbytes for p in trained))
+    planned = plan.micro_batch if plan is not None and plan.micro_batch else min(fit * each, most_rows(device))
+    units = max(1, planned // each)
+    return Compiled(model, loss, units), Plan(engine="compiled", micro_batch=units * each, threads=torch.get_num_threads())
+
+
 _BUILDERS: dict[str, Callable[[nn.Module, Loss, Rows, Masks, Plan | None], tuple[Engine, Plan]]] = {
     "fast": fast_engine,
     "functional": _functional,
+    "compiled": _compiled,
     "reference": _reference,
 }
