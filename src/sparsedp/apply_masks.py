@@ -41,8 +41,14 @@ def prepare_for(model: nn.Module, masks: Masks, pruned_weights: str) -> nn.Modul
     one_of("pruned_weights", pruned_weights, ("keep", "zero"))
     check_fit(model, masks)
     if pruned_weights == "zero":
-        _zero(model, masks)
+        _zero(model, beside(masks, model))
     return model
+
+
+def beside(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
+    """The masks, each on the device of its parameter."""
+    trained = participating(model)
+    return {name: mask.to(trained[name].device) for name, mask in masks.items()}
 
 
 def check_fit(model: nn.Module, masks: Masks) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import secrets
 from importlib import metadata
 from typing import Any
 
 import torch
 
 from sparsedp.errors import UsageError
+
+_PROCESS = secrets.token_hex(8)
 
 
 def pick_device(name: str) -> torch.device:
@@ -33,7 +36,10 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
-    """What a step's bits depend on beside its inputs. A step replayed where this differs takes fresh noise and is charged."""
+    """What a step's bits depend on beside its inputs. A step replayed where this differs takes fresh noise and is charged.
+
+    A GPU adds in an order that it does not keep, so that no step is the same to the bit in another process.
+    """
     return {
         "torch": torch.__version__,
         "numpy": metadata.version("numpy"),
@@ -42,6 +48,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        **({} if device.type == "cpu" else {"process": _PROCESS}),
     }
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp import keys
+from sparsedp.apply_masks import beside
 from sparsedp.config import Mechanism, Run
 from sparsedp.dp import accounting, mechanism
 from sparsedp.dp.accounting import Spent
@@ -72,10 +73,12 @@ class Private:
     ) -> None:
         check_model(model)
         _check_masks(model, settings.pruned)
+        settings = dataclasses.replace(settings, pruned=beside(settings.pruned, model))
         self.model, self.loss, self.settings, self.steps, self.key = model, loss, settings, steps, key
         self.ledger = ledger or Ledger()
         self.taken = 0
         self.plans: dict[int, Plan] = {}
+        self.notes: tuple[str, ...] = ()
         self._charged, self._replayed = 0, 0
         self._engine_asked, self._micro_batch = engine, micro_batch
         self._engine: Engine | None = None
@@ -149,7 +152,7 @@ class Private:
                     self._engine_asked, self.model, self.loss, source.example(), self.settings.pruned,
                     clip=min(self.settings.clip, 1e30), plan=planned,
                 )  # fmt: skip
-                self._engine, chosen_plan = chosen, chosen.plan
+                self._engine, chosen_plan, self.notes = chosen, chosen.plan, chosen.notes
             self._modes = modes
             if planned is None:
                 self._serve(dataclasses.replace(chosen_plan, micro_batch=self._micro_batch or chosen_plan.micro_batch or 64))

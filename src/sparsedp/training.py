@@ -23,6 +23,7 @@ from sparsedp.dp.masks import maskable_layers
 from sparsedp.dp.mechanism import Settings
 from sparsedp.dp.randomness import Key, raw
 from sparsedp.engines import NAMES as ENGINES
+from sparsedp.engines import Plan
 from sparsedp.environment import fingerprint, keep_memory
 from sparsedp.errors import one_of
 from sparsedp.evaluation import Metrics, evaluate
@@ -184,11 +185,17 @@ def _begin(setting: Setting, pruned: Pruned | None) -> tuple[Learner, Private, S
     for line in found.notes:
         setting.reporter.note(line)
     progress, key = found.progress, found.progress.key(setting.key)
+
+    def on_plan(step: int, plan: Plan) -> None:
+        folder.write_plans(private.plans)
+        for line in private.notes if step == progress.taken else ():
+            setting.reporter.note(line)
+
     private = Private(
         model, optimizer, setting.parts.loss, step_settings(run, setting.plan, pruned, model),
         steps=setting.plan.steps - progress.extra, key=key,
         engine=run.runtime.engine, micro_batch=run.runtime.micro_batch, on_spend=folder.write_ledger,
-        on_plan=lambda step, plan: folder.write_plans(private.plans),
+        on_plan=on_plan,
     )  # fmt: skip
     private.resume(progress.taken, found.ledger, found.charged, folder.read_plans())
     source = setting.parts.source(key)
