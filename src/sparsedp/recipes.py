@@ -33,10 +33,10 @@ def mnist() -> Run:
 def cifar10() -> Run:
     """CIFAR-10 from scratch at epsilon 3, in under an hour on two cores."""
     return Run(
-        data=Data(name="cifar10", augment="crop-flip"),
+        data=Data(name="cifar10"),
         model=Model(name="wrn_10_1"),
         mechanism=Mechanism(epsilon=3.0, steps=600, batch_size=2048),
-        optim=Optim(lr=2.0, average_decay=0.99),
+        optim=Optim(lr=4.0, average_decay=0.99),
         runtime=Runtime(evaluate_every=100),
     )
 
