@@ -2,6 +2,7 @@
 
 python -m bench                            # everything; a part that is done is not done again
 python -m bench k1 k16 --again             # these parts anew
+python -m bench gpu_k1 gpu_k16             # on a machine with a GPU
 python -m bench report                     # only tables and figures, from what was measured
 python -m bench custom --model wrn_40_4 --batch 32 --views 4 --rates 0.5 0.9 --device cuda
 """
@@ -18,7 +19,7 @@ import tyro
 
 from bench import measuring, report
 from bench.environments import ROOT
-from bench.parts import DEFAULT, Part
+from bench.parts import DEFAULT, GPU, SLOW, Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Options:
 
 def main(options: Options) -> int:
     """Returns the exit code."""
-    known = {p.name: p for p in (*DEFAULT, custom(options))}
+    known = {p.name: p for p in (*DEFAULT, *GPU, custom(options))}
     unknown = [name for name in options.parts if name not in known and name != "report"]
     if unknown:
         print(f"There is no part {unknown[0]!r}; there are {', '.join([*known, 'report'])}.", file=sys.stderr)
@@ -81,7 +82,7 @@ def custom(options: Options) -> Part:
     rates = tuple(options.rates)
     return Part(
         name="custom", model=options.model, shape=(channels, options.side, options.side), batch=options.batch, views=options.views,
-        device=options.device, weight_rates=rates, filter_rates=rates, slow_engines=True, peers=options.peers,
+        device=options.device, weight_rates=rates, filter_rates=rates, slow_engines=SLOW, peers=options.peers,
         baselines=tuple((layout, options.batch * options.views) for layout in ("channels_last", "contiguous")),
     )  # fmt: skip
 

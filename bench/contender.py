@@ -87,8 +87,9 @@ class Worker:
 def surroundings(threads: int) -> dict[str, str]:
     """The environment variables of every worker: the same threads, and memory that is kept."""
     xla = f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'} intra_op_parallelism_threads={threads}"
+    places = [str(environments.ROOT / "src"), str(environments.ROOT), os.environ.get("PYTHONPATH")]
     own = {
-        "PYTHONPATH": os.pathsep.join([str(environments.ROOT / "src"), str(environments.ROOT)]), "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(filter(None, places)), "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads), "NPROC": str(threads), "XLA_FLAGS": xla, "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
     return {**os.environ, **KEEP_MEMORY, **own}

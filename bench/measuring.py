@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import platform
+import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -74,7 +76,18 @@ def machine() -> dict[str, Any]:
     return {
         "processor": names[0] if names else platform.processor() or platform.machine(), "cores": os.cpu_count(),
         "memory_gib": memory[0] if memory else None, "system": platform.system(), "libc": "-".join(platform.libc_ver()),
+        "gpu": _gpu(),
     }  # fmt: skip
+
+
+def _gpu() -> str | None:
+    """Its name, if there is one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip().split("\n")[0] or None
 
 
 def sources() -> str:

@@ -12,6 +12,7 @@ Layouts = tuple[tuple[str, int], ...]
 """Memory layout and batch size of plain SGD."""
 
 ALL_LAYOUTS: Layouts = tuple((layout, rows) for layout in ("channels_last", "contiguous") for rows in (32, 64, 128))
+SLOW = ("functional", "reference")
 OPACUS = ("hooks", "ghost", "functorch")
 
 
@@ -32,7 +33,7 @@ class Part:
     weight_rates: tuple[float, ...] = ()
     filter_rates: tuple[float, ...] = ()
     dense: bool = True
-    slow_engines: bool = False
+    slow_engines: tuple[str, ...] = ()
     peers: bool = False
     private: tuple[tuple[int, str, float], ...] = ()
     """Whole private steps: expected batch, granularity, drop rate."""
@@ -58,9 +59,9 @@ CURVE = (0.25, 0.5, 0.75, 0.9)
 SCALE_SMALL, SCALE_WRN = (64, 256, 1024, 4096, 16384), (64, 256, 1024)
 
 DEFAULT = (
-    Part(name="k1", baselines=ALL_LAYOUTS, weight_rates=MAIN_RATES, filter_rates=MAIN_RATES, slow_engines=True, peers=True),
+    Part(name="k1", baselines=ALL_LAYOUTS, weight_rates=MAIN_RATES, filter_rates=MAIN_RATES, slow_engines=SLOW, peers=True),
     Part(name="k16", batch=8, views=16, baselines=ALL_LAYOUTS, weight_rates=MAIN_RATES, filter_rates=MAIN_RATES,
-         slow_engines=True, peers=True),
+         slow_engines=SLOW, peers=True),
     Part(name="private", private=((512, "weight", 0.0), (512, "weight", 0.9), (512, "filter", 0.9))),
     Part(name="curve", weight_rates=CURVE, filter_rates=CURVE),
     Part(name="wrn_28_10", model="wrn_28_10", batch=16, baselines=(("channels_last", 16), ("contiguous", 16)),
@@ -74,6 +75,13 @@ DEFAULT = (
     Part(name="scaling_wrn_16_4", baselines=(), dense=False, rounds=3, examples=4096,
          private=tuple((size, "weight", 0.0) for size in SCALE_WRN)),
 )  # fmt: skip
+
+BIG = (("channels_last", 512), ("contiguous", 512))
+GPU = (
+    Part(name="gpu_k1", device="cuda", batch=512, baselines=BIG, weight_rates=(0.9,), filter_rates=(0.9,), slow_engines=("functional", "compiled")),
+    Part(name="gpu_k16", device="cuda", batch=32, views=16, baselines=BIG, weight_rates=(0.9,), filter_rates=(0.9,)),
+)  # fmt: skip
+"""By name only, where there is one."""
 
 
 def plain(part: Part) -> list[Contender]:
@@ -104,9 +112,7 @@ def _ours(part: Part) -> list[Contender]:
     masks += [(f"weight {rate}", "weight", rate) for rate in part.weight_rates]
     masks += [(f"filter {rate}", "filter", rate) for rate in part.filter_rates]
     made = [_engine(part, "fast", *mask) for mask in masks]
-    if part.slow_engines:
-        made += [_engine(part, name, "dense", "weight", 0.0) for name in ("functional", "reference")]
-    return made
+    return made + [_engine(part, name, "dense", "weight", 0.0) for name in part.slow_engines]
 
 
 def _engine(part: Part, engine: str, label: str, granularity: str, rate: float) -> Contender:

@@ -9,7 +9,7 @@ from statistics import median
 
 from bench import measuring, plots
 from bench.numbers import FULL_STEP, LIMIT, Measured, full_step, memory_ratio, named, peak, per_row, ratio
-from bench.parts import DEFAULT
+from bench.parts import DEFAULT, GPU
 from bench.targets import targets
 
 PROSE = Path(__file__).parent / "performance.md"
@@ -17,13 +17,13 @@ PROSE = Path(__file__).parent / "performance.md"
 
 def write(results: Path, docs: Path) -> None:
     """Tables into the prose, figures beside it."""
-    names = [*(p.name for p in DEFAULT), "custom"]
+    names = [*(p.name for p in (*DEFAULT, *GPU)), "custom"]
     found = {name: measured for name in names if (measured := measuring.load(results / f"{name}.json")) is not None}
     makers: dict[str, Callable[[str], str]] = {
         "table": lambda name: table(found[name]) if name in found else _missing(name),
         "operations": lambda name: operations(found) if name in found else _missing(name),
         "targets": lambda name: targets(found),
-        "machine": lambda name: machine(found),
+        "machine": lambda name: machine({n: m for n, m in found.items() if (m["part"]["device"] != "cpu") == (name == "gpu")}),
     }
 
     def filled(match: re.Match[str]) -> str:
@@ -108,8 +108,10 @@ def _caption(measured: Measured) -> str:
         f"{r['name'].removeprefix('plain SGD, ')} {median(per_row(r)) * 1e3:.3g}" for r in measured["layouts"] if r["steps"]
     )
     layouts = f" Plain SGD was tried as (ms per row): {tried}." if tried else ""
+    gpu = measured["machine"].get("gpu")
+    device = gpu if part["device"] != "cpu" and gpu else part["device"]
     load = " and ".join(f"{x:.1f}" for x in measured["load"])
     return (
-        f"{part['model']}, {part['shape'][1]} x {part['shape'][2]}, {part['batch']} examples{views} at once, {part['device']}, "
+        f"{part['model']}, {part['shape'][1]} x {part['shape'][2]}, {part['batch']} examples{views} at once, {device}, "
         f"{part['rounds']} rounds in {measured['seconds']:.0f} s, load average {load} before and after.{layouts}"
     )

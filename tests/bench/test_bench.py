@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from bench.contender import Contender
-from bench.parts import DEFAULT, Part, contenders, plain
+from bench.parts import DEFAULT, GPU, Part, contenders, plain
 from bench.rounds import Result, fastest, play
 from bench.targets import targets
 from torch import nn
@@ -119,8 +119,8 @@ def test_page_and_figures_from_any_part_of_the_numbers(tmp_path: Path) -> None:
     report.write(results, docs)
     page = (docs / "performance.md").read_text()
     assert "fill:" not in page
-    assert page.count("Not measured yet") == len(DEFAULT)
-    for part in DEFAULT:
+    assert page.count("Not measured yet") == len(DEFAULT) + len(GPU)
+    for part in (*DEFAULT, *GPU):
         made = [made_up(c.name, [1.0, 1.1], 100, **c.spec) for c in contenders(part)]
         for result in made if part.operations else []:
             for step in result["steps"]:
