@@ -13,6 +13,9 @@ class BudgetError(UsageError):
     """The next step would pass the privacy target."""
 
 
+MOST = 20  # problems that one error lists
+
+
 def wrong(name: str, value: object, rule: str, remedy: str) -> UsageError:
     """The error for one value that breaks one rule."""
     return UsageError(f"{name} is {value!r}, but {rule}; {remedy}.")
@@ -45,4 +48,10 @@ def together(title: str, problems: Sequence[str]) -> UsageError:
     """One error for several problems found in one pass."""
     if len(problems) == 1:
         return UsageError(problems[0])
-    return UsageError(title + "\n" + "\n".join(f"  - {problem}" for problem in problems))
+    listed = list(problems[:MOST]) + [f"{len(problems) - MOST} more like these."] * (len(problems) > MOST)
+    return UsageError(title + "\n" + "\n".join(f"  - {problem}" for problem in listed))
+
+
+def shown(name: str) -> str:
+    """A name that came out of a file, fit for a line of a screen: quoted where it has odd characters, and cut where it is long."""
+    return (name if name.isprintable() else repr(name)[1:-1])[:100]

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
+import struct
 import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -117,3 +121,40 @@ def test_any_bytes_are_refused_in_a_sentence(content):
         restricted_loads(b"\x80\x02}" + content)
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+def collisions(count):
+    """Whole numbers that all hash to zero, as the keys of a dictionary: each insertion looks at all that came before."""
+    numbers = ((place + 1) * (2**61 - 1) for place in range(count))
+    return b"\x80\x02}(" + b"".join(b"\x8a\x0a" + n.to_bytes(10, "little") + b"N" for n in numbers) + b"u."
+
+
+def copies(count, build):
+    """One text, encoded again and again."""
+    text = b"X" + struct.pack("<I", 1 << 18) + b"a" * (1 << 18)
+    if build:
+        state = b"(K\x01M\x00\x01M\x00\x04\x86h\x01\x89h\x00t"  # version, shape, kind, order, text
+        kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tbq\x010"
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + state + b"b"
+        return b"\x80\x02}U\x04data](" + text + b"q\x000" + kind + made * count + b"es."
+    again = b"h\x01h\x02R"
+    return b"\x80\x02}U\x04data](" + text + b"q\x000c_codecs\nencode\nq\x010h\x00U\x06latin1\x86q\x020" + again * count + b"es."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [collisions(60_000), copies(4000, False), copies(4000, True), b"\x80\x02]" + b"]a" * 60_000_000 + b"."],
+    ids=["collisions", "copies", "copies in arrays", "lists"],
+)
+def test_a_small_file_takes_neither_hours_nor_all_memory(content):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    with pytest.raises(UsageError, match="more than arrays"):
+        restricted_loads(content)
+    assert time.process_time() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << (10 if sys.platform != "darwin" else 20)
+
+
+def test_one_copy_of_a_text_is_no_bomb():
+    assert len(field_of(restricted_loads(copies(1, False)), "data", "x")[0]) == 1 << 18
+    assert field_of(restricted_loads(copies(1, True)), "data", "x")[0].value.shape == (256, 1024)

@@ -50,12 +50,12 @@ def changed(rng: Random, text: str, words: Sequence[Any] = ()) -> Any:
         where, key = rng.choice(spots)
         kind = rng.randrange(8)
         if kind < 4:
-            where[key] = rng.choice(words) if words and rng.random() < 0.4 else odd(rng)
+            where[key] = _copy(rng.choice(words)) if words and rng.random() < 0.4 else odd(rng)
         elif kind == 4 and where is not holder:
             del where[key]
         elif kind == 5:
             other, name = rng.choice(spots)
-            where[key] = json.loads(json.dumps(other[name]))
+            where[key] = _copy(other[name])
         elif kind == 6:
             where[key] = [where[key]] if rng.random() < 0.5 else {"a": where[key]}
         elif isinstance(where, dict):
@@ -63,6 +63,11 @@ def changed(rng: Random, text: str, words: Sequence[Any] = ()) -> Any:
         else:
             where.insert(0, odd(rng))
     return holder[0]
+
+
+def _copy(value: Any) -> Any:
+    """A value of its own, so that no later fault changes two places, or makes a circle."""
+    return json.loads(json.dumps(value))
 
 
 def _spots(value: Any) -> list[tuple[Any, Any]]:

@@ -12,9 +12,13 @@ MIB = 1 << 20
 NEVER = frozenset({
     "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.startfile", "os.kill", "os.killpg", "pty.spawn",
     "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto", "ctypes.dlopen", "webbrowser.open",
-    "pickle.find_class", "marshal.loads", "code.__new__", "function.__new__", "urllib.Request", "ftplib.connect", "smtplib.connect",
+    "pickle.find_class", "code.__new__", "function.__new__", "urllib.Request", "ftplib.connect", "smtplib.connect",
 })  # fmt: skip
 """Audit events (PEP 578) that nothing which only reads a file brings about."""
+NEVER_IMPORTED = frozenset({
+    "pty", "runpy", "code", "antigravity", "pdb", "webbrowser", "numpy.f2py", "torch.utils.cpp_extension", "fuzz_payload", "http.server",
+})  # fmt: skip
+"""Modules that the made-up inputs name, and no reader needs."""
 PATHS = {
     "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "os.truncate": 0, "os.chmod": 0,
     "os.chown": 0, "os.utime": 0, "os.mkfifo": 0, "os.mknod": 0, "shutil.rmtree": 0, "shutil.move": 1, "shutil.copyfile": 1,
@@ -44,6 +48,10 @@ class Watch:
         said = None
         if event in NEVER:
             said = f"{event} {args!r:.200}"
+        elif event == "import" and args[0] in NEVER_IMPORTED:
+            said = f"import of {args[0]}"
+        elif event == "marshal.loads" and not sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+            said = "marshal.loads outside of an import"
         elif event == "exec":
             source = getattr(args[0], "co_filename", "")
             said = None if source.startswith(OUR_CODE) else f"exec of {source!r:.200}"
@@ -72,7 +80,21 @@ def limit_memory(more: int) -> None:
     status = Path("/proc/self/statm")
     if status.exists():  # elsewhere the resident peak alone is watched
         size = int(status.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + more, size + more))
+        resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def lift_limit() -> None:
+    """Undo `limit_memory`."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def resident(process: int) -> int:
+    """The memory that another process has resident, in bytes; 0 where that cannot be asked."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
 
 
 def ran_out(error: BaseException | None) -> bool:

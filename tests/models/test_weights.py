@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,45 @@ def test_a_pickle_payload_is_refused_and_not_run(tmp_path: Path, how: str):
     assert not trace.exists()
     pickle.loads(pickle.dumps(Payload(trace)))  # noqa: S301 (the payload does work where pickles are run)
     assert trace.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_numbers_that_collide_are_refused_at_once(tmp_path: Path, zipped: bool):
+    """As the keys of a dictionary, each would be compared with all before it: minutes for a small file."""
+    numbers = ((place + 1) * (2**61 - 1) for place in range(60_000))
+    content = b"\x80\x02}(" + b"".join(b"\x8a\x0a" + n.to_bytes(10, "little") + b"N" for n in numbers) + b"u."
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "w", "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+            archive.writestr("archive/version", b"3\n")
+    else:
+        (tmp_path / "w").write_bytes(content)
+    began = time.process_time()
+    with pytest.raises(UsageError, match="damaged"):
+        read_state(tmp_path / "w")
+    assert time.process_time() - began < 5
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path):
+    """torch compresses nothing; four gigabytes of zeros fit into four megabytes."""
+    torch.save(network(0).state_dict(), tmp_path / "plain")
+    assert read_state(tmp_path / "plain")
+    with zipfile.ZipFile(tmp_path / "plain") as plain, zipfile.ZipFile(tmp_path / "w", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(UsageError, match="damaged") as raised:
+        read_state(tmp_path / "w")
+    assert str(raised.value.__cause__) == "compressed"
+
+
+def test_names_from_a_file_stay_on_their_line_and_are_not_endless(tmp_path: Path):
+    state = network(0).state_dict() | {f"\x1b[2J\n{number}" + "x" * 9999: torch.zeros(1) for number in range(1000)}
+    save_file(state, tmp_path / "w")
+    with pytest.raises(UsageError) as raised:
+        load_weights(network(1), tmp_path / "w")
+    title, *lines = str(raised.value).split("\n")
+    assert len(lines) == 21 and lines[-1] == "  - 980 more like these." and max(map(len, lines)) < 200
+    assert all(line.isprintable() and line.endswith(".") for line in lines)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "legacy"])

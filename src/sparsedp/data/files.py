@@ -28,7 +28,10 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise wrong("the file", str(path), "there is no such file", "give its folder as --data.dir") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError) as error:
+    except UsageError:
+        raise
+    except (gzip.BadGzipFile, zlib.error, EOFError, tarfile.TarError, TypeError, ValueError) as error:
+        # the last two: tarfile on a gzip header that is cut short, or on numbers in a header that make no sense
         raise broken(path, "it is cut short or damaged: it cannot be decompressed") from error
     except OSError as error:
         raise wrong(

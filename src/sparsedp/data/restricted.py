@@ -29,7 +29,9 @@ OPCODES = frozenset({
     "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "BINFLOAT",
 })
 # fmt: on
-TUPLES = 1000  # an array needs about five; nesting them without end would overflow the interpreter's stack
+FEW = 1000  # tuples and huge numbers. An array needs about five tuples; nesting them without end would overflow the stack
+STEPS = 1_000_000  # opcodes; a batch of CIFAR-100 has about 300,000, and each may make an object of a hundred bytes
+HUGE = 1 << 63  # numbers beyond it can be chosen so that they collide as keys, and a dictionary of many takes hours to fill
 NUMBERS = frozenset(f"{kind}{size}" for kind in "ui" for size in (1, 2, 4, 8)) | {"f4", "f8"}
 
 
@@ -64,38 +66,56 @@ class _Type(_Inert):
         return np.dtype(self.order + self.short)
 
 
+class _Room:
+    """How many bytes may still be made from text: in all no more than the file has, however often it names the same text."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def encoded(self, text: str) -> bytes:
+        self.left -= len(text)
+        if self.left < 0:
+            raise _Refused
+        return text.encode("latin1")
+
+
 class _Array(_Inert):
     """Stands for a numpy array; `value` is there once its state has been checked."""
 
-    __slots__ = ("value",)
+    __slots__ = ("room", "value")
+
+    def __init__(self, room: _Room) -> None:
+        self.room = room
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
             raise _Refused
         _, shape, kind, fortran, raw = state
-        self.value = _array(raw, kind, shape, "F" if fortran is True or fortran == 1 else "C")
+        self.value = _array(raw, kind, shape, "F" if fortran is True or fortran == 1 else "C", self.room)
 
 
 class _Name(_Inert):
     """What a global name in the file becomes: callable, and nothing else."""
 
-    __slots__ = ("name",)
+    __slots__ = ("name", "room")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, room: _Room) -> None:
+        self.name, self.room = name, room
 
     def __call__(self, *given: Any) -> object:
         match self.name, given:
             case "_reconstruct", (_Name(), _, _):
-                return _Array()
+                return _Array(self.room)
             case "_frombuffer", (raw, kind, shape, order):
-                made = _Array()
-                made.value = _array(raw, kind, shape, _text(order))
+                made = _Array(self.room)
+                made.value = _array(raw, kind, shape, _text(order), self.room)
                 return made
             case "dtype", (short, *_) if _text(short) in NUMBERS:
                 return _Type(_text(short))
             case "encode", (str() as text, coding) if _text(coding) == "latin1":
-                return text.encode("latin1")
+                return self.room.encoded(text)
         raise _Refused
 
 
@@ -107,17 +127,21 @@ NAMES = frozenset(
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.room = _Room(len(content))
+
     def find_class(self, module: str, name: str) -> _Name:
         if (module, name) not in NAMES:
             raise _Refused
-        return _Name(name)
+        return _Name(name, self.room)
 
 
 def restricted_loads(content: bytes, source: str | Path = "pickled data") -> dict[Any, Any]:
     """The dictionary pickled in `content`. Its values are plain or arrays; take them out with `field_of`."""
     try:
         _check_opcodes(content)
-        value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        value = _Unpickler(content).load()
     except _Refused as error:
         raise broken(source, "it is a pickle of more than arrays, text, numbers, lists and dictionaries") from error
     except Exception as error:  # noqa: BLE001 - the unpickler raises whatever the bytes make it stumble over
@@ -141,19 +165,19 @@ def _not_a_pickle(source: str | Path) -> UsageError:
 
 
 def _check_opcodes(content: bytes) -> None:
-    tuples = 0
-    for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name not in OPCODES:
+    rare = 0
+    for steps, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name not in OPCODES or steps >= STEPS:
             raise _Refused
-        tuples += opcode.name.startswith("TUPLE")
+        rare += opcode.name.startswith("TUPLE") or (isinstance(argument, int) and abs(argument) >= HUGE)
         # the table of remembered objects is allocated up to the largest index named
-        if tuples > TUPLES or (opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content)):
+        if rare > FEW or (opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content)):
             raise _Refused
 
 
-def _array(raw: object, kind: object, shape: object, order: str) -> npt.NDArray[Any]:
+def _array(raw: object, kind: object, shape: object, order: str, room: _Room) -> npt.NDArray[Any]:
     if isinstance(raw, str):
-        raw = raw.encode("latin1")
+        raw = room.encoded(raw)
     sizes = isinstance(shape, tuple) and len(shape) <= 8 and all(type(size) is int and size >= 0 for size in shape)
     if not isinstance(raw, bytes | bytearray) or not isinstance(kind, _Type) or not sizes or order not in ("C", "F"):
         raise _Refused

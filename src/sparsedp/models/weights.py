@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import pickletools
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sparsedp.errors import UsageError, require, together
+from sparsedp.errors import UsageError, require, shown, together
 from sparsedp.models.head import classifier_name
 from sparsedp.models.layers import WSConv2d
 
 State = dict[str, Tensor]
+OLD_PARTS, FEW = 5, 1000
+"""The old format is so many pickles, then the data; the first has a huge number, others none."""
 NESTED = ("state_dict", "model", "model_state_dict")
 """Where training scripts put the state_dict inside what they save."""
 
@@ -86,15 +92,15 @@ def _mismatches(saved: State, wanted: State, replaced: set[str]) -> list[str]:
         counter = name.endswith("num_batches_tracked")  # old files lack it and nothing here reads it
         tied = (wanted[name].data_ptr(), wanted[name].shape) in present
         if not counter and not tied:
-            problems.append(f"{name} is missing from the file")
-    problems += [f"{name} is in the file, but not in the model" for name in sorted(saved.keys() - wanted.keys())]
+            problems.append(f"{name} is missing from the file.")
+    problems += [f"{shown(name)} is in the file, but not in the model." for name in sorted(saved.keys() - wanted.keys())]
     for name in sorted((saved.keys() & wanted.keys()) - replaced):
         if saved[name].shape != wanted[name].shape:
-            problems.append(f"{name} is {_size(saved[name])} in the file and {_size(wanted[name])} in the model")
+            problems.append(f"{name} is {_size(saved[name])} in the file and {_size(wanted[name])} in the model.")
         elif saved[name].is_floating_point() != wanted[name].is_floating_point():
-            problems.append(f"{name} is {saved[name].dtype} in the file and {wanted[name].dtype} in the model")
+            problems.append(f"{name} is {saved[name].dtype} in the file and {wanted[name].dtype} in the model.")
         elif not bool(saved[name].isfinite().all()):
-            problems.append(f"{name} has values in the file that are not finite")
+            problems.append(f"{name} has values in the file that are not finite.")
     return problems
 
 
@@ -117,7 +123,7 @@ def read_state(path: str | Path) -> State:
             state = load_file(path)
         except (SafetensorError, OSError) as error:
             raise UsageError(
-                f"weights is {str(path)!r}, which is neither a whole safetensors file nor a state_dict saved by torch ({error}); "
+                f"weights is {str(path)!r}, which is neither a whole safetensors file nor a state_dict saved by torch ({shown(str(error))}); "
                 "fetch it again."
             ) from error
     if state and all(name.startswith("module.") for name in state):
@@ -137,6 +143,7 @@ def _saved_by_torch(path: Path) -> bool:
 
 def _torch_load(path: Path) -> object:
     try:
+        _refuse_bombs(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; what cannot be read is an error here
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -145,6 +152,32 @@ def _torch_load(path: Path) -> object:
             f"weights is {str(path)!r}, but it is damaged or holds more than tensors, and nothing in a file is executed; save the "
             "model's state_dict(), or better a safetensors file."
         ) from error
+
+
+def _refuse_bombs(path: Path) -> None:
+    """Raise ValueError for a small file that would fill the memory, or take hours: torch compresses nothing that it saves,
+    and huge numbers can be chosen so that all collide as keys of a dictionary."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                    raise ValueError("compressed")
+                for member in members:
+                    if member.filename.endswith("data.pkl"):
+                        _count_huge(io.BytesIO(archive.read(member)))
+            return
+        file.seek(0)
+        for _ in range(OLD_PARTS):
+            _count_huge(file)
+
+
+def _count_huge(pickled: IO[bytes]) -> None:
+    found = 0
+    for _, argument, _ in pickletools.genops(pickled):
+        found += isinstance(argument, int) and abs(argument) >= 1 << 63
+        if found > FEW:
+            raise ValueError("colliding numbers")
 
 
 def _state_of(content: object, path: Path) -> State:
