@@ -184,6 +184,42 @@ def test_a_batchnorm_that_does_more_is_not_converted_but_can_be_frozen():
     assert torch.equal(frozen.train()(images), wanted)
 
 
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm has it: dropout and an activation come after the normalisation."""
+
+    __module__ = "timm.layers.norm_act"
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.drop, self.act = nn.Dropout(0.5), nn.Hardswish()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
+def test_timms_batchnorm_with_an_activation_keeps_it():
+    model = Net(BatchNormAct2d(24)).eval()
+    nn.init.normal_(model.middle[0].bias)
+    images = torch.randn(2, *SHAPE)
+    normed = nn.functional.group_norm(model.stem(images), 12, None, model.middle[0].bias)
+    converted, report = convert_batchnorm(model)
+    torch.testing.assert_close(converted(images), model.classifier(nn.functional.hardswish(normed).mean((2, 3))))
+    assert str(report) == "BatchNorm became GroupNorm: middle.0 -> 12 groups"
+    dropped = converted.train().middle[0](torch.ones(2, 24, 4, 4) * torch.arange(4))
+    assert not torch.equal(dropped, converted.eval().middle[0](torch.ones(2, 24, 4, 4) * torch.arange(4)))
+    check_model(converted, SHAPE)
+
+
+def test_timms_batchnorm_with_an_activation_can_be_frozen():
+    model = Net(BatchNormAct2d(24)).eval()
+    images = torch.randn(2, *SHAPE)
+    wanted = model(images)
+    frozen, _ = freeze_batchnorm(model)
+    assert torch.equal(frozen(images), wanted)
+    norm = frozen.train().middle[0]
+    assert (norm.training, norm.drop.training) == (False, True)
+
+
 def test_a_batchnorm_used_twice_stays_one():
     norm = nn.BatchNorm2d(24)
     converted, report = convert_batchnorm(Net(norm, nn.ReLU(), norm))

@@ -118,23 +118,44 @@ def test_import_paths_that_cannot_work(path: str, says: str):
         build(Model(name=path), (3, 8, 8), 10)
 
 
-def test_timm_is_asked_for_fresh_weights_of_the_right_size(monkeypatch: pytest.MonkeyPatch):
-    asked = {}
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """A stand-in for timm, and what it was asked for. The real one is in test_timm.py."""
+    found: dict[str, object] = {}
 
     def create_model(name: str, **settings: object) -> nn.Module:
-        asked.update(name=name, **settings)
+        found.update(name=name, **settings)
+        assert settings.get("img_size") != (30, 30), "30 is not a multiple of 16"
         return nn.Linear(3, 4)
 
     fake = types.ModuleType("timm")
     fake.create_model = create_model
-    fake.is_model = lambda name: name == "resnetv2_50"
+    fake.is_model = lambda name: name in ("resnetv2_50", "vit", "own")
     fake.list_models = lambda pattern: ["resnetv2_50", "resnetv2_101"] if pattern == "*resnetv2*" else []
+    known = {"vit": types.SimpleNamespace(fixed_input_size=True), "resnetv2_50": types.SimpleNamespace(fixed_input_size=False)}
+    fake.get_pretrained_cfg = known.get
     monkeypatch.setitem(sys.modules, "timm", fake)
-    first, second = (build(Model(name="timm:resnetv2_50"), (1, 32, 32), 4, torch.Generator().manual_seed(0)) for _ in range(2))
-    assert asked == {"name": "resnetv2_50", "pretrained": False, "num_classes": 4, "in_chans": 1}
+    return found
+
+
+@pytest.mark.parametrize("name", ["resnetv2_50", "own"])
+def test_timm_is_asked_for_fresh_weights_of_the_right_size(name: str, asked: dict[str, object]):
+    first, second = (build(Model(name=f"timm:{name}"), (1, 32, 32), 4, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert asked == {"name": name, "pretrained": False, "num_classes": 4, "in_chans": 1}
     assert torch.equal(values(first), values(second))
+
+
+def test_an_unknown_model_of_timm_is_refused_with_those_of_like_names(asked: dict[str, object]):
     with pytest.raises(UsageError, match=r"timm:resnetv2'.*close ones are resnetv2_50, resnetv2_101"):
         build(Model(name="timm:resnetv2"), (3, 32, 32), 4)
+    assert not asked
+
+
+def test_timm_is_told_the_size_where_the_model_has_one(asked: dict[str, object]):
+    build(Model(name="timm:vit"), (3, 32, 48), 4)
+    assert asked["img_size"] == (32, 48)
+    with pytest.raises(UsageError, match=r"cannot build 'vit' for images of 3 x 30 x 30 and 4 classes \(30 is not a multiple"):
+        build(Model(name="timm:vit"), (3, 30, 30), 4)
 
 
 def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsedp.errors import together
@@ -38,9 +38,21 @@ class FrozenStatistics:
         return self  # type: ignore[return-value]
 
 
+class GroupNormAct(nn.GroupNorm):
+    """What a BatchNormAct2d of timm becomes: it normalises, and then applies that module's own `drop` and `act`."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated: Tensor = self.act(self.drop(super().forward(x)))
+        return activated
+
+
 def convert_batchnorm(model: nn.Module, groups: int | Literal["auto"] = "auto") -> tuple[nn.Module, BatchNormReport]:
     """Put GroupNorm in the place of every BatchNorm, with its gain and bias; running statistics are lost.
 
+    timm's BatchNorm with an activation inside keeps that activation.
     `auto` takes 16 groups, or as many up to 16 as divide the channels (for BatchNorm1d, with two channels a group at least).
     """
     found = batchnorms(model)
@@ -71,13 +83,19 @@ def batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def _why_not_group(path: str, module: _BatchNorm, groups: int | str) -> str:
-    if type(module) not in PLAIN:
+    if type(module) not in PLAIN and not _activates(module):
         return f"{path} is a {type(module).__name__}, which may do more than normalise; freeze it, or take a model without it."
     if groups != "auto" and (int(groups) < 1 or module.num_features % int(groups)):
         return f"{path} has {module.num_features} channels, which {groups} groups do not divide; use groups='auto'."
     if isinstance(module, nn.BatchNorm1d) and module.num_features == 1:
         return f"{path} has one channel, whose GroupNorm would be zero; freeze it, or remove it."
     return ""
+
+
+def _activates(module: nn.Module) -> bool:
+    """Whether it is timm's BatchNorm with an activation, known by its name, so that timm need not be there."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("timm.layers.norm_act", "BatchNormAct2d")
 
 
 def _why_not_freeze(path: str, module: _BatchNorm) -> str:
@@ -96,8 +114,11 @@ def _groups_for(module: _BatchNorm) -> int:
 
 def _group_norm(module: _BatchNorm, groups: int | str) -> nn.GroupNorm:
     count = _groups_for(module) if groups == "auto" else int(groups)
-    made = nn.GroupNorm(count, module.num_features, eps=module.eps, affine=module.affine)
+    kind = GroupNormAct if _activates(module) else nn.GroupNorm
+    made = kind(count, module.num_features, eps=module.eps, affine=module.affine)
     made.train(module.training)
+    for name, child in module.named_children():
+        made.add_module(name, child)
     for name in ("weight", "bias") if module.affine else ():
         old = getattr(module, name)
         setattr(made, name, nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad))

@@ -124,4 +124,12 @@ def _timm(name: str, shape: Shape, classes: int) -> nn.Module:
         remedy = f"close ones are {close}" if close else "see timm.list_models()"
         raise wrong("model", f"timm:{name}", "timm has no such model", remedy)
     settings: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0]}
-    return timm.create_model(name, pretrained=False, **settings)
+    if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):  # such as transformers with a position per patch
+        settings["img_size"] = shape[1:]
+    try:
+        return timm.create_model(name, pretrained=False, **settings)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"timm cannot build {name!r} for images of {' x '.join(map(str, shape))} and {classes} classes "
+            f"({error or type(error).__name__}); choose another model or size of image."
+        ) from error
