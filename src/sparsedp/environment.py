@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import platform
 import secrets
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +36,16 @@ def versions() -> dict[str, str]:
     """Versions of what computes, for the summary and the statement."""
     names = ("sparsedp", "torch", "numpy", "dp-accounting", "safetensors")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+@functools.cache
+def source() -> str:
+    """SHA-256 of this package's own modules, names and contents: which code it was, whatever its version is called."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(here.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(here).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsedp.training import Setting
 
 
-PRIVATE = "differentially private"
+PRIVATE = statement.PRIVATE
 
 
 def write(
@@ -45,6 +45,7 @@ def write(
     if learner.average is not None:
         save_safetensors(learner.average.module, public / "average.safetensors", facts)
     summary = summarise(setting, spent, results, seconds)
+    _export(setting, learner.model)
     stated = statement.facts(setting, ledger, spent, stamp(setting), pruned, budget)
     statement.write(public, stated)
     disk.write_text(public / "model_card.md", model_card(setting, summary))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sparsedp import account as accounts
-from sparsedp import cli, data, disk, mask_files, models, rundir, training
+from sparsedp import cli, data, disk, mask_files, models, rundir, statement, training
 from sparsedp.apply_masks import prepare_for
 from sparsedp.config import Run
 from sparsedp.data import DataSet
@@ -138,6 +138,7 @@ def load_model(path: Path, average: bool) -> tuple[Run, nn.Module, int, tuple[in
         raise UsageError(
             f"{path} has no {weights.name}: the run is not finished, or kept no average; finish it with 'sparsedp train'."
         )
+    statement.check(public)
     facts = _facts(weights)
     classes, shape = len(facts["classes"]), (facts["shape"][0], facts["shape"][1], facts["shape"][2])
     model, _ = models.prepare(dataclasses.replace(run.model, weights=None), _spec(run, facts).out_shape(shape), classes)

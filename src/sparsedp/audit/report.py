@@ -69,6 +69,7 @@ def add_to_statement(report: Report, run_dir: Path) -> None:
     public = run_dir / "public"
     if not (public / "privacy.json").exists():
         raise UsageError(f"{run_dir} has no public/privacy.json; give the folder of a finished run.")
+    statement.check(public)
     stated = disk.read_json(public / "privacy.json", "the run's privacy statement")
     for part in ("sparsity", "mechanism"):
         if stated["config"][part] != report.recipe[part]:
