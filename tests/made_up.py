@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,8 @@ from sparsedp.dp.randomness import Key
 
 CLASSES = 3
 SHAPE = (2, 5, 5)
-KEY = Key(b"a key for tests, never for a run", given=True)
+KEY = Key(b"a key for tests, never for a run" + os.environ.get("SPARSEDP_TEST_KEY", "").encode(), given=True)
+"""The same in every test run; `python -m tests.mutants --repeats` draws others."""
 OTHER_KEY = Key(b"and another one, just as useless", given=True)
 
 

@@ -160,8 +160,19 @@ def test_a_damaged_file_falls_back_on_the_one_before(tmp_path: Path) -> None:
     assert (step, state) == (3, {"step": 3})
     assert problems == ["step-00000006.state is damaged: its checksum does not match."]
     (tmp_path / "step-00000003.state").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"No checkpoint in .* is whole.*Start a new run; what this one spent stays spent"):
+    with pytest.raises(
+        UsageError, match=r"No checkpoint in .* is whole and of this run.*Start a new run; what this one spent stays spent"
+    ):
         checkpoint.load_latest(tmp_path)
+
+
+def test_one_that_is_not_ours_falls_back_on_the_one_before(tmp_path: Path) -> None:
+    for step, run in ((3, "ours"), (6, "another")):
+        checkpoint.save(tmp_path, step, {"run": run})
+    found = checkpoint.load_latest(tmp_path, lambda state: state["run"] == "ours")
+    assert found == (3, {"run": "ours"}, ["step-00000006.state is of another run."])
+    with pytest.raises(UsageError, match=r"is whole and of this run: step-00000006.state is of another run\. step-00000003"):
+        checkpoint.load_latest(tmp_path, lambda state: False)
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
@@ -172,7 +183,14 @@ def test_a_file_of_a_strange_name_is_no_checkpoint(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, {"step": 1})
     (tmp_path / "step-x.state").write_bytes(checkpoint.encode({"step": 2}))
     found = checkpoint.load_latest(tmp_path)
-    assert found is not None and found[0] == 1
+    assert found == (1, {"step": 1}, ["step-x.state is not the name of a checkpoint."])
+
+
+def test_a_folder_in_the_place_of_one_is_passed_over_and_named(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"step": 1})
+    (tmp_path / "step-00000002.state").mkdir()
+    found = checkpoint.load_latest(tmp_path)
+    assert found == (1, {"step": 1}, ["step-00000002.state cannot be read (Is a directory)."])
 
 
 @pytest.mark.parametrize("call", ["fsync", "fdopen"])

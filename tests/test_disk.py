@@ -33,6 +33,45 @@ def fails(number: int) -> Callable[..., Any]:
     return raising
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"a": 1}',
+        "[]",
+        "3",
+        '{"b": "1"}',
+        '{"b": true}',
+        '{"b": [1]}',
+        '{"b": NaN}',
+        '{"b": 1e999}',
+        '{"b": 1%s}' % ("0" * 400),
+    ],
+)
+def test_a_number_is_a_finite_one(tmp_path: Path, said: str) -> None:
+    (tmp_path / "a").write_text(said)
+    for or_null in (False, True):
+        with pytest.raises(UsageError, match=r"the score in .*a has no number 'b'; restore the file\.$"):
+            disk.read_number(tmp_path / "a", "the score", "b", or_null)
+
+
+@pytest.mark.parametrize("left, right", ["[]", ('{"a":', "}")])
+def test_values_within_each_other_without_end_are_refused(tmp_path: Path, left: str, right: str) -> None:
+    core = "1"
+    (tmp_path / "a").write_text(left * 60 + core + right * 60)
+    assert disk.read_json(tmp_path / "a", "it") is not None
+    for depth in (70, 900, 100_000):
+        (tmp_path / "a").write_text(left * depth + core + right * depth)
+        with pytest.raises(UsageError, match=r"it cannot be read from .*; restore the file\.$"):
+            disk.read_json(tmp_path / "a", "it")
+
+
+def test_a_number_or_a_null_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"a": 1, "b": -0.5, "c": null}')
+    assert [disk.read_number(tmp_path / "a", "it", name, or_null=True) for name in "abc"] == [1.0, -0.5, None]
+    with pytest.raises(UsageError, match="no number 'c'"):
+        disk.read_number(tmp_path / "a", "it", "c")
+
+
 @pytest.mark.parametrize("call", ["fsync", "fdopen", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
@@ -47,6 +86,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert os.strerror(number) in str(caught.value)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "work", [disk.lock, disk.erase, disk.remove, disk.sweep, lambda path: disk.one_at_a_time(path).__enter__()]
+)
+def test_locks_and_files_that_cannot_be_written_or_removed_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
+) -> None:
+    path = tmp_path if work is disk.sweep else tmp_path / "a"
+    for name in ("a", f".b{disk.UNFINISHED}"):
+        (tmp_path / name).write_bytes(b"x")
+    for owner, call in ((os, "open"), (os, "fsync"), (Path, "unlink")):
+        monkeypatch.setattr(owner, call, fails(errno.EROFS))
+    with pytest.raises(UsageError, match="cannot be written .Read-only file system.; free space or choose another folder"):
+        work(path)
 
 
 def test_a_folder_that_is_a_file_cannot_be_made(tmp_path: Path) -> None:
@@ -122,3 +176,9 @@ def test_erasing_overwrites_in_place(tmp_path: Path) -> None:
     assert not path.exists()
     assert twin.read_bytes() == bytes(6)
     disk.erase(path)
+
+
+def test_a_folder_where_a_file_belongs_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UsageError, match=r"a cannot be written \(Is a directory\); remove the folder that is there, nothing"):
+        disk.write_bytes(tmp_path / "a", b"x")

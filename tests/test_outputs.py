@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,42 @@ def test_metrics_name_step_and_what_is_spent(tmp_path: Path, data: Path) -> None
     assert [line["step"] for line in lines] == [3, 6]
     assert 0 < lines[0]["epsilon"] < lines[1]["epsilon"]
     assert all({"last", "average"} <= line.keys() for line in lines)
+
+
+def test_public_numbers_have_these_names_and_no_others(tmp_path: Path, data: Path) -> None:
+    """Whatever is added to a public file is added here too, by someone who has asked where it comes from."""
+    go(tiny(data, sparsity=SPARSE, runtime={"evaluate_every": 2, "unsafe_metrics": True}), tmp_path / "run")
+    public = tmp_path / "run" / "public"
+    lines = [json.loads(line) for line in (public / "metrics.jsonl").read_text().splitlines()]
+    summary, stated = (json.loads((public / name).read_text()) for name in ("summary.json", "privacy.json"))
+    assert all(set(line) == {"step", "epsilon", "last", "average"} for line in lines)
+    assert set(summary) == {
+        "accuracy", "accuracy_average", "epsilon", "delta", "accountant", "neighbouring", "private", "stamp", "steps", "batch_size",
+        "num_units", "noise_multiplier", "seconds", "throughput", "metrics", "versions",
+    }  # fmt: skip
+    assert set(stated["mechanism"]) == {
+        "clip", "noise_multiplier", "steps", "sampling_rate", "batch_size", "num_units", "views", "noise_on", "divisor",
+        "dp_snip",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("arithmetic", "words"), [("float", "in floating point"), ("exact", "discrete Gaussian noise")])
+def test_the_statement_says_which_arithmetic_was_used(tmp_path: Path, data: Path, arithmetic: str, words: str) -> None:
+    run = tiny(data, mechanism={"arithmetic": arithmetic, "steps": 1, "batch_size": 2}, model={"train": "head"})
+    go(run, tmp_path / "run")
+    assert words in json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())["arithmetic"]
+
+
+def test_the_statement_is_bound_to_the_files_that_it_speaks_of(tmp_path: Path, data: Path) -> None:
+    go(tiny(data, sparsity=SPARSE, runtime={"key": None}), tmp_path / "run")
+    public = tmp_path / "run" / "public"
+    stated, words = json.loads((public / "privacy.json").read_text()), (public / "privacy.md").read_text()
+    assert set(stated["files"]) == {
+        "model.safetensors", "average.safetensors", "mask.safetensors", "ledger.json", "config.json"
+    }  # fmt: skip
+    for name, digest in stated["files"].items():
+        assert digest == hashlib.sha256((public / name).read_bytes()).hexdigest(), name
+    assert stated["void_if"] and all(reason in words for reason in stated["void_if"])
 
 
 def test_tensorboard_has_the_public_numbers(tmp_path: Path, data: Path) -> None:

@@ -147,6 +147,42 @@ def test_what_cannot_be_read_is_refused(data: Any, how: dict[str, Any], message:
         as_source(data, **how)
 
 
+ODD = {
+    "of another shape": (torch.zeros(WIDTH + 1), 0), "of another type": (torch.zeros(WIDTH, dtype=torch.float64), 0), "nothing": None,
+    "another label's shape": (torch.zeros(WIDTH), torch.zeros(2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_a_record_unlike_the_first_changes_nothing_of_the_others(odd: Any) -> None:
+    """Collated with the others it would raise, or change the type of all of them."""
+    inputs, labels = data_of()
+    rows: list[Any] = [(x, int(y)) for x, y in zip(inputs, labels, strict=True)]
+    without = DatasetSource(rows).read(torch.tensor([3, 9, 4]), 0)
+    rows[7] = odd
+    found = DatasetSource(rows).read(torch.tensor([3, 7, 9, 4]), 0)
+    assert torch.equal(found.inputs, without.inputs) and found.inputs.dtype == without.inputs.dtype
+    assert torch.equal(found.targets, without.targets) and torch.equal(found.unit, without.unit) and found.units == 3
+
+
+def test_rows_that_a_collate_of_ones_own_pads_may_differ_in_length() -> None:
+    def pad(items: list[Any]) -> tuple[Tensor, Tensor]:
+        return nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True), torch.tensor([y for _, y in items])
+
+    rows = [(torch.ones(length), length) for length in (2, 5, 3)]
+    assert DatasetSource(rows, collate=pad).read(torch.arange(3), 0).inputs.shape == (3, 5)
+
+
+def test_a_first_record_that_cannot_be_read_is_said_without_what_is_in_it() -> None:
+    class Broken(Pairs):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise OSError("the image of a patient with a name is truncated")
+
+    with pytest.raises(UsageError, match=r"first row of the data set cannot be read and collated \(OSError\)") as caught:
+        DatasetSource(Broken()).example()
+    assert "patient" not in str(caught.value) and caught.value.__suppress_context__
+
+
 def test_an_iterable_data_set_is_refused() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,18 @@ def test_a_ledger_that_lacks_a_fresh_key_is_refused(folder: RunDir) -> None:
         take_up(folder, learner_of(), ledger(9), HERE)
 
 
+def test_a_checkpoint_of_another_run_is_never_loaded(folder: RunDir, tmp_path: Path) -> None:
+    """Its optimiser may be of another kind, and its weights may have been paid for in another ledger."""
+    saved(folder, 4)
+    other = RunDir.open(tmp_path / "other", Run(mechanism=Mechanism(epsilon=1.0, steps=10)))
+    saved(other, 6)
+    other.close()
+    (other.states / "step-00000006.state").replace(folder.states / "step-00000006.state")
+    found = take_up(folder, learner_of(), ledger(6), HERE)
+    assert (found.progress.taken, found.charged) == (4, 6)
+    assert found.notes == ("step-00000006.state is of another run.",)
+
+
 def test_a_checkpoint_of_another_model_is_refused(folder: RunDir) -> None:
     saved(folder, 4)
     for other in (learner_of(width=5), learner_of(average=False)):
@@ -173,7 +185,35 @@ def test_a_checkpoint_of_another_model_is_refused(folder: RunDir) -> None:
 @pytest.mark.parametrize("spoil", [{"progress": None}, {"progress": {"taken": 1, "speed": 2}}, {"model": {}}, {"optimizer": 3}])
 def test_a_checkpoint_that_lacks_something_is_refused(folder: RunDir, spoil: dict[str, Any]) -> None:
     learner = learner_of()
-    whole = {**learner.state(), "progress": vars(Progress(taken=1)), "bits_depend_on": HERE}
+    run = folder.name.split()[-1]
+    whole = {**learner.state(), "run": run, "progress": vars(Progress(taken=1)), "bits_depend_on": HERE}
     checkpoint.save(folder.states, 1, {**copy.deepcopy(whole), **spoil})
     with pytest.raises(UsageError, match="does not fit this run"):
         take_up(folder, learner_of(), ledger(1), HERE)
+
+
+ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no bits": lambda kept: kept.pop("bits_depend_on"),
+    "bits of another kind": lambda kept: kept.update(bits_depend_on=["torch"]),
+    "a text for the steps": lambda kept: kept["progress"].update(taken="4"),
+    "steps below zero": lambda kept: kept["progress"].update(taken=-1),
+    "endless seconds": lambda kept: kept["progress"].update(seconds=float("nan")),
+    "a text for the rate": lambda kept: kept["optimizer"]["param_groups"][0].update(lr="0.1"),
+    "no rate": lambda kept: kept["optimizer"]["param_groups"][0].pop("lr"),
+    "momentum in a list": lambda kept: kept["optimizer"]["state"][0].update(exp_avg=[1.0]),
+    "momentum of another shape": lambda kept: kept["optimizer"]["state"][0].update(exp_avg=torch.zeros(7, 7)),
+    "a schedule of another kind": lambda kept: kept["scheduler"].update(last_epoch="4"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_checkpoint_that_would_fail_later_is_refused_at_once(folder: RunDir, odd: str) -> None:
+    """torch's optimisers and schedules take what they are given, and fail at the next step."""
+    saved(folder, 4)
+    (path,) = folder.states.glob("step-*.state")
+    kept = checkpoint.decode(path.read_bytes(), path.name)
+    take_up(folder, learner_of(), ledger(4), HERE)
+    ODD[odd](kept)
+    path.write_bytes(checkpoint.encode(kept))
+    with pytest.raises(UsageError, match="does not fit this run"):
+        take_up(folder, learner_of(), ledger(4), HERE)

@@ -29,6 +29,29 @@ class Notes(Protocol):
     def note(self, text: str) -> None: ...
 
 
+class Account(Protocol):
+    """Where a run enters what it spends; used as a context around the run."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def spent(self, ledger: Ledger, finished: bool = True) -> None: ...
+    def together(self) -> dict[str, Any]: ...
+
+
+class EnteredAlready:
+    """The account of a run that is part of something entered as a whole, before it began."""
+
+    def __enter__(self) -> EnteredAlready:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def spent(self, ledger: Ledger, finished: bool = True) -> None: ...
+
+    def together(self) -> dict[str, Any]:
+        return {}
+
+
 def home() -> Path:
     """Where budget files are: SPARSEDP_HOME, or the user's data folder."""
     return Path(os.environ.get("SPARSEDP_HOME") or pooch.os_cache("sparsedp")) / "budgets"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,31 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     path = folder / f"step-{step:08d}.state"
     disk.write_bytes(path, encode(state), mode=0o600)
     for old in sorted(folder.glob("step-*.state"))[:-KEEP]:
-        old.unlink(missing_ok=True)
+        disk.remove(old)
     return path
 
 
-def load_latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
-    """The newest state that is whole, its step, and what was wrong with newer ones. None where there never was one."""
+def load_latest(
+    folder: Path, ours: Callable[[dict[str, Any]], bool] = lambda state: True
+) -> tuple[int, dict[str, Any], list[str]] | None:
+    """The newest state that is whole and `ours`, its step, and what was wrong with newer ones. None where there never was one."""
     problems: list[str] = []
     paths = sorted(folder.glob("step-*.state"), reverse=True)
     for path in paths:
         try:
-            return int(path.stem.removeprefix("step-")), decode(path.read_bytes(), path.name), problems
-        except (UsageError, OSError, ValueError) as error:
+            step, state = int(path.stem.removeprefix("step-")), decode(path.read_bytes(), path.name)
+            if ours(state):
+                return step, state, problems
+            problems.append(f"{path.name} is of another run.")
+        except UsageError as error:
             problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{path.name} cannot be read ({error.strerror}).")
+        except ValueError:
+            problems.append(f"{path.name} is not the name of a checkpoint.")
     if paths:
         raise UsageError(
-            f"No checkpoint in {folder} is whole: {' '.join(problems)} Start a new run; what this one spent stays spent."
+            f"No checkpoint in {folder} is whole and of this run: {' '.join(problems)} Start a new run; what this one spent stays spent."
         )
     return None
 

@@ -35,6 +35,33 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tune:
+    """Try settings at random and keep the best run; epsilon is that of the whole search."""
+
+    tries: Annotated[tuple[str, ...], tyro.conf.arg(name="try", metavar="FIELD=VALUE,VALUE"), tyro.conf.UseAppendAction] = ()
+    """A setting and the values to draw from, such as --try optim.lr=1,2,4; may be given several times."""
+    score: Literal["public", "held-out"] | None = None
+    """What trials are compared on: public declares the evaluation split public; held-out takes units from the training data, and
+    charges for the noised count of them that are right."""
+    trials_mean: float = 10.0
+    """How many trials there are on average. How many there are is drawn, cannot be chosen, and is not published."""
+    distribution: Literal["geometric", "logarithmic", "poisson"] = "geometric"
+    held_out: float = 0.1
+    """The share of the training units that are scored on instead."""
+    score_noise: float | None = None
+    """Deviation of the noise on that count. Left out: half the square root of the number of held-out units."""
+    keep_trials: bool = False
+    """Keep all trials in private/. Stamps the result: not covered."""
+    run_dir: Path | None = None
+    """Where the search goes; the folder of an unfinished search takes it up again. Left out: runs/RECIPE-1, -2, .."""
+    dry_run: bool = False
+    """Say what would be done and what it would cost, and stop before any data is used."""
+    json: bool = False
+    """Print the result as JSON."""
+    run: Annotated[Run, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluate:
     """Evaluate a finished run again, on its evaluation data."""
 
@@ -43,6 +70,8 @@ class Evaluate:
     """The moving average instead of the last iterate."""
     dir: str | None = None
     """Where the data are now, if they were moved."""
+    model: str | None = None
+    """The run's own package.module:function, if it has one: a run's folder may come from anybody, and code in it runs only if named."""
     json: bool = False
 
 
@@ -53,6 +82,8 @@ class Predict:
     run: tyro.conf.Positional[Path]
     images: tyro.conf.Positional[tuple[Path, ...]]
     average: bool = False
+    model: str | None = None
+    """The run's own package.module:function, if it has one: a run's folder may come from anybody, and code in it runs only if named."""
     json: bool = False
 
 
@@ -105,6 +136,8 @@ class Doctor:
     run: tyro.conf.Positional[Path]
     dir: str | None = None
     examples: int = 256
+    model: str | None = None
+    """The run's own package.module:function, if it has one: a run's folder may come from anybody, and code in it runs only if named."""
     json: bool = False
 
 
@@ -129,10 +162,11 @@ class Audit:
 
 
 VERBS: dict[str, type] = {
-    "train": Train, "evaluate": Evaluate, "predict": Predict, "account": Account, "prune": Prune, "explain": Explain, "doctor": Doctor,
+    "train": Train, "tune": Tune, "evaluate": Evaluate, "predict": Predict, "account": Account, "prune": Prune, "explain": Explain, "doctor": Doctor,
     "audit": Audit,
 }  # fmt: skip
-TAKES_RECIPE = ("train", "prune", "explain", "audit")
+TAKES_RECIPE = ("train", "tune", "prune", "explain", "audit")
+STOPPABLE = ("train", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,10 +243,10 @@ def _do(verb: str, options: Any, name: str = "") -> int:
     logging.getLogger("absl").setLevel(
         logging.ERROR
     )  # dp_accounting says there which orders it leaves out, which is no news to users
-    return _train(options, name) if verb == "train" else int(getattr(verbs, verb)(options))
+    return _stoppable(verb, options, name) if verb in STOPPABLE else int(getattr(verbs, verb)(options))
 
 
-def _train(options: Train, name: str) -> int:
+def _stoppable(verb: str, options: Any, name: str) -> int:
     from sparsedp import verbs
 
     if options.dry_run:
@@ -220,7 +254,7 @@ def _train(options: Train, name: str) -> int:
     asked_to_stop: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: asked_to_stop.append(number))
     try:
-        return verbs.train(options, name, stop=lambda: bool(asked_to_stop))
+        return int(getattr(verbs, verb)(options, name, stop=lambda: bool(asked_to_stop)))
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 from sparsedp.errors import UsageError
 
+DEEPEST = 64  # values within each other in a JSON file; those of this library have a dozen
 UNFINISHED = ".part"  # ends the name of a file that is being written
 
 
@@ -47,11 +49,35 @@ def append_line(path: Path, value: Any) -> None:
 def read_json(path: Path, what: str) -> Any:
     """The value in a JSON file; `what` names it in errors."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        _refuse_depth(found)
+        return found
     except FileNotFoundError:
         raise UsageError(f"{what} is missing: there is no {path}; check the path.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{what} cannot be read from {path} ({type(error).__name__}); restore the file.") from error
+
+
+def read_number(path: Path, what: str, name: str, or_null: bool = False) -> Any:
+    """The finite number of this name in a JSON file; a null is None, where there may be one."""
+    found = read_json(path, what)
+    value = found.get(name, "") if isinstance(found, dict) else ""
+    if value is None and or_null:
+        return None
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise UsageError(f"{what} in {path} has no number {name!r}; restore the file.")
+    return float(value)
+
+
+def _refuse_depth(value: Any) -> None:
+    """Raise ValueError for values within each other that would overflow the stack of whoever walks through them."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for values in inner for one in values]
+        if not level:
+            return
+    raise ValueError("too deep")
 
 
 def make_folder(path: Path, mode: int = 0o755) -> Path:
@@ -68,12 +94,20 @@ def make_folder(path: Path, mode: int = 0o755) -> Path:
 def sweep(folder: Path) -> None:
     """Remove what a process that died was writing."""
     for left in folder.glob(f".*{UNFINISHED}"):
-        left.unlink(missing_ok=True)
+        remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def lock(path: Path) -> int | None:
     """Hold a file until `os.close` or the end of the process, however it ends; None if another process holds it."""
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    handle = _opened(path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -85,7 +119,7 @@ def lock(path: Path) -> int | None:
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
     """Wait for a file that only one process can hold, and hold it for the block."""
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    handle = _opened(path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -96,19 +130,28 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 def erase(path: Path) -> None:
     """Overwrite a file where it lies, and remove it. What a file system kept elsewhere is out of reach."""
     if path.exists():
-        with path.open("r+b") as file:
-            file.write(bytes(path.stat().st_size))
-            file.flush()
-            os.fsync(file.fileno())
-        path.unlink()
+        try:
+            with path.open("r+b") as file:
+                file.write(bytes(path.stat().st_size))
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink()
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def cannot_write(path: Path, error: OSError) -> UsageError:
     """The error for a path that cannot be written; the last whole version of the file is still there."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return UsageError(
-        f"{path} cannot be written ({reason}); free space or choose another folder, nothing that was saved is lost."
-    )
+    remedy = "remove the folder that is there" if error.errno == errno.EISDIR else "free space or choose another folder"
+    return UsageError(f"{path} cannot be written ({reason}); {remedy}, nothing that was saved is lost.")
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:

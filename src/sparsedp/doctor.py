@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsedp import disk, keys
+from sparsedp import disk, keys, mask_files
 from sparsedp.assembly import Parts
-from sparsedp.dp.clipping import Loss, Rows, reference
-from sparsedp.dp.masks import participating
-from sparsedp.dp.randomness import uniform
+from sparsedp.config import Run
+from sparsedp.dp.clipping import Loss, Rows, reference, selected
+from sparsedp.dp.masks import Masks, participating
+from sparsedp.dp.randomness import Key, uniform
+from sparsedp.dp.selection import select
+from sparsedp.dp.values import public
 from sparsedp.environment import pick_device
 from sparsedp.errors import require
-from sparsedp.planning import budget
+from sparsedp.finished import finished_run, refuse_code
+from sparsedp.planning import Budget, budget
 from sparsedp.prune_run import before_training
-from sparsedp.verbs import finished_run
+from sparsedp.training import step_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +59,12 @@ class Findings:
         return "\n".join([*rows, *(f"- {line}" for line in self.advice)])
 
 
-def examine(path: Path, moved: str | None, examples: int) -> Findings:
-    """Look at a finished run."""
+def examine(path: Path, moved: str | None, examples: int, named: str | None = None) -> Findings:
+    """Look at a finished run. `named`: its model, if that is code which may be run."""
     require(examples >= 2, "examples", examples, "a sample has at least two", "256 is enough")
+    refuse_code(path, named)
     run, dataset, spec, model = finished_run(path, moved, average=False)
-    summary = disk.read_json(path / "public" / "summary.json", "the run's summary")
+    accuracy = disk.read_number(path / "public" / "summary.json", "the run's summary", "accuracy", or_null=True)
     device = pick_device(run.runtime.device)
     plan = budget(run, dataset.train.num_units, before_training(run))
     from sparsedp.assembly import multilabel_loss, single_label_loss
@@ -70,24 +75,33 @@ def examine(path: Path, moved: str | None, examples: int) -> Findings:
     count = min(examples, dataset.train.num_units)
     units = torch.argsort(uniform(key, dataset.train.num_units, "doctor"))[:count].sort().values
     rows = parts.source(key, plain=True).read(units, 0)
-    norms, average = _gradients(model, loss, rows, run.mechanism.clip)
-    dimensions = sum(p.numel() for p in participating(model).values())
+    masks = _masks(path, run, plan, model, key)
+    norms, average = _gradients(model, loss, rows, masks, run.mechanism.clip)
+    dimensions = selected(participating(model), masks)
     noise = plan.noise_multiplier * run.mechanism.clip / plan.batch_size * math.sqrt(dimensions)
     found = Findings(
         examples=count, clipped_fraction=float((norms > run.mechanism.clip).double().mean()), median_norm=float(norms.median()),
-        signal=average, noise=noise, train_accuracy=_accuracy(model, rows), evaluation_accuracy=summary["accuracy"], advice=(),
+        signal=average, noise=noise, train_accuracy=_accuracy(model, rows), evaluation_accuracy=accuracy, advice=(),
     )  # fmt: skip
     found = Findings(**{**asdict(found), "advice": _advice(found, run.optim.lr)})
     disk.write_json(disk.make_folder(path / "private", 0o700) / "doctor.json", found.to_json(), mode=0o600)
     return found
 
 
-def _gradients(model: nn.Module, loss: Loss, rows: Rows, clip: float) -> tuple[Tensor, float]:
+def _masks(path: Path, run: Run, plan: Budget, model: nn.Module, key: Key) -> Masks:
+    """The coordinates that a step of the run would take: gradients are clipped, and noised, on those alone."""
+    kept = path / "public" / "mask.safetensors"
+    settings = step_settings(run, plan, mask_files.load(kept, model) if kept.exists() else None, model)
+    weights = public(participating(model), "the final weights are released")
+    return select(settings.layers, settings.drop, settings.drop_rate, settings.pruned, weights, key, 0)
+
+
+def _gradients(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> tuple[Tensor, float]:
     """Every unit's gradient norm, and the norm of the average clipped gradient."""
     norms, total = [], {name: torch.zeros_like(p) for name, p in participating(model).items()}
     for inputs, targets in rows.of_each_unit():
         one = Rows(inputs, targets, torch.zeros(len(inputs), dtype=torch.int64), 1)
-        own = reference(model, loss, one, {}, float("inf"))
+        own = reference(model, loss, one, masks, float("inf"))
         norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in own.values()))
         norms.append(norm)
         for name, g in own.items():

@@ -10,6 +10,7 @@ from typing import Any
 from sparsedp import keys
 from sparsedp.assembly import Parts, assemble, load_data
 from sparsedp.config import Run
+from sparsedp.data import DataSet
 from sparsedp.dp.accounting import epsilon
 from sparsedp.dp.clipping import Rows
 from sparsedp.dp.masks import maskable_layers, participating
@@ -21,10 +22,10 @@ from sparsedp.prune_run import before_training
 from sparsedp.rundir import describe
 
 
-def forecast(run: Run) -> dict[str, Any]:
-    """The whole plan of a run as plain values."""
-    dataset = load_data(run)
-    plan = budget(run, dataset.train.num_units, before_training(run))
+def forecast(run: Run, dataset: DataSet | None = None, plan: Budget | None = None) -> dict[str, Any]:
+    """The whole plan of a run as plain values; of a trial of a search, on these data and with these numbers."""
+    dataset = dataset or load_data(run)
+    plan = plan or budget(run, dataset.train.num_units, before_training(run))
     parts = assemble(run, dataset, keys.fresh())
     engine, seconds = time_a_unit(parts, run.runtime.engine)
     trained = participating(parts.model)

@@ -13,12 +13,12 @@ class BudgetError(UsageError):
     """The next step would pass the privacy target."""
 
 
-MOST = 20  # problems that one error lists
+MOST, LONGEST = 20, 1000  # problems that one error lists, characters that it shows of a value
 
 
 def wrong(name: str, value: object, rule: str, remedy: str) -> UsageError:
     """The error for one value that breaks one rule."""
-    return UsageError(f"{name} is {value!r}, but {rule}; {remedy}.")
+    return UsageError(f"{name} is {told(value)}, but {rule}; {remedy}.")
 
 
 def require(ok: bool, name: str, value: object, rule: str, remedy: str) -> None:
@@ -29,7 +29,7 @@ def require(ok: bool, name: str, value: object, rule: str, remedy: str) -> None:
 
 def unknown(name: str, value: object, legal: Iterable[str]) -> UsageError:
     """The error for a word that is not in its list; lists the legal ones."""
-    return UsageError(f"{name} is {value!r}, which is not known; choose one of {', '.join(sorted(legal))}.")
+    return UsageError(f"{name} is {told(value)}, which is not known; choose one of {', '.join(sorted(legal))}.")
 
 
 def one_of(name: str, value: str, legal: Sequence[str]) -> str:
@@ -50,6 +50,12 @@ def together(title: str, problems: Sequence[str]) -> UsageError:
         return UsageError(problems[0])
     listed = list(problems[:MOST]) + [f"{len(problems) - MOST} more like these."] * (len(problems) > MOST)
     return UsageError(title + "\n" + "\n".join(f"  - {problem}" for problem in listed))
+
+
+def told(value: object) -> str:
+    """A value as it would be written, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} .."
 
 
 def shown(name: str) -> str:

@@ -82,7 +82,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         expected(metadata["sha256"] == digest(metadata[FORMAT], packed))
         described = json.loads(metadata[FORMAT])
         expected(isinstance(described, dict))
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError):
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError):
+        # AttributeError: safetensors, where numpy has no such type of numbers
         raise _broken(path) from None
     return described, packed
 

@@ -49,7 +49,6 @@ def write(
     stated = statement.facts(setting, ledger, spent, stamp(setting), pruned, budget)
     statement.write(public, stated)
     disk.write_text(public / "model_card.md", model_card(setting, summary))
-    _export(setting, learner.model)
     disk.write_json(public / "summary.json", summary)
     return summary
 
@@ -96,7 +95,7 @@ def add_metrics(setting: Setting, private: Private, results: Mapping[str, Metric
     m = setting.run.mechanism
     line = {
         "step": private.taken,
-        "epsilon": private.spent(m.delta, m.accountant, m.neighbouring).epsilon,
+        "epsilon": epsilon(private.ledger_by_now, m.delta, m.accountant, m.neighbouring).epsilon,
         **{name: result.to_json() for name, result in results.items()},
     }
     disk.append_line(setting.folder.public / "metrics.jsonl", line)
@@ -135,8 +134,7 @@ def model_card(setting: Setting, summary: Mapping[str, Any]) -> str:
     lines = [
         f"# {run.model.name} trained on {dataset.name}",
         "",
-        f"- Privacy: {summary['stamp']}; epsilon {number(summary['epsilon'])} at delta {summary['delta']:g} ({summary['accountant']}, "
-        f"{summary['neighbouring']}); see privacy.md.",
+        privacy_line(summary),
         f"- Input: {' x '.join(map(str, setting.parts.shape))}, normalised by mean "
         f"{list(dataset.normalisation.mean)} and standard deviation {list(dataset.normalisation.std)} on the scale from 0 to 1.",
         f"- Classes: {len(dataset.classes)} ({', '.join(dataset.classes[:20])}{', ..' if len(dataset.classes) > 20 else ''}).",
@@ -154,6 +152,14 @@ def model_card(setting: Setting, summary: Mapping[str, Any]) -> str:
         return "\n".join([*lines[:-2], "No evaluation data were declared.", ""])
     rows = [f"| {name} | {number(value)} |" for name, value in zip(dataset.classes, recall, strict=True)]
     return "\n".join([*lines, "| class | recall |", "|---|---|", *rows, ""])
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str:
+    """What the model card says of privacy."""
+    return (
+        f"- Privacy: {summary['stamp']}; epsilon {number(summary['epsilon'])} at delta {summary['delta']:g} "
+        f"({summary['accountant']}, {summary['neighbouring']}); see privacy.md."
+    )
 
 
 def number(value: float | None) -> str:

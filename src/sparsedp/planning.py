@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dp_accounting import DpEvent, NonPrivateDpEvent
@@ -38,10 +39,16 @@ FREE = {
 }
 
 
-def budget(run: Run, num_units: int, before: Ledger | None = None) -> Budget:
+def alone(ledger: Ledger) -> Ledger:
+    """What a run costs that is part of nothing larger."""
+    return ledger
+
+
+def budget(run: Run, num_units: int, before: Ledger | None = None, whole: Callable[[Ledger], Ledger] = alone) -> Budget:
     """Solve for whichever of epsilon, noise multiplier and steps was left out; refuse what would pass the target.
 
-    `before` is what was spent already, when that is not the run's own pre-pruning.
+    `before` is what was spent already, when that is not the run's own pre-pruning. `whole` makes of the run's ledger that of
+    which the target speaks, and `spent` tells: a search's, whose trials the run is one of.
     """
     m, s = run.mechanism, run.sparsity
     require(m.batch_size <= num_units, "batch_size", m.batch_size, f"there are {num_units} privacy units", "lower it")
@@ -51,9 +58,9 @@ def budget(run: Run, num_units: int, before: Ledger | None = None) -> Budget:
         steps = m.steps or 0
         at_end = before.append("train", NonPrivateDpEvent(), max(steps, 1))
         return Budget(num_units, m.batch_size, steps, 0.0, snip_sigma, at_end, epsilon(at_end, m.delta), None)
-    sigma, steps = _solve(m, m.batch_size / num_units, before)
+    sigma, steps = _solve(m, m.batch_size / num_units, before, whole)
     at_end = _then(before, m.batch_size / num_units, sigma, steps)
-    spent = epsilon(at_end, m.delta, m.accountant, m.neighbouring, num_units)
+    spent = epsilon(whole(at_end), m.delta, m.accountant, m.neighbouring, num_units)
     if m.epsilon is not None and spent.epsilon > m.epsilon:
         raise BudgetError(
             f"epsilon {m.epsilon} would be passed: {steps} steps at noise multiplier {sigma:g} spend {spent.epsilon:.4f}; "
@@ -62,16 +69,28 @@ def budget(run: Run, num_units: int, before: Ledger | None = None) -> Budget:
     return Budget(num_units, m.batch_size, steps, sigma, snip_sigma, at_end, spent, m.epsilon)
 
 
-def _solve(m: Mechanism, rate: float, before: Ledger) -> tuple[float, int]:
+def ledger_at_end(run: Run, num_units: int, before: Ledger | None = None) -> Ledger:
+    """Of a run whose noise and steps are given, what will be in its ledger when it ends."""
+    m = run.mechanism
+    assert m.noise_multiplier is not None and m.steps is not None
+    before = before or _before_training(run.sparsity, num_units, _snip_noise(m, run.sparsity, num_units))
+    return _then(before, m.batch_size / num_units, m.noise_multiplier, m.steps)
+
+
+def _solve(m: Mechanism, rate: float, before: Ledger, whole: Callable[[Ledger], Ledger]) -> tuple[float, int]:
     options = (m.delta, m.accountant, m.neighbouring)
+
+    def cost(sigma: float, steps: int) -> Ledger:
+        return whole(_then(before, rate, sigma, steps))
+
     if m.noise_multiplier is None:
         assert m.epsilon is not None and m.steps is not None
         steps = m.steps
-        return calibrate_noise(lambda sigma: _then(before, rate, sigma, steps), m.epsilon, *options).value, steps
+        return calibrate_noise(lambda sigma: cost(sigma, steps), m.epsilon, *options).value, steps
     sigma = m.noise_multiplier
     if m.steps is None:
         assert m.epsilon is not None
-        return sigma, int(calibrate_steps(lambda steps: _then(before, rate, sigma, steps), m.epsilon, *options).value)
+        return sigma, int(calibrate_steps(lambda steps: cost(sigma, steps), m.epsilon, *options).value)
     return sigma, m.steps
 
 

@@ -127,7 +127,7 @@ class Private:
                         seeded(sheltered(engine), self.key, batch.step), self.key, batch.step, self._record,
                     )  # fmt: skip
                 break
-            except (MemoryError, RuntimeError) as error:
+            except (MemoryError, RuntimeError, OSError) as error:
                 self._shrink(error)
         if versions(self.model) != before:
             raise UsageError(
@@ -173,6 +173,16 @@ class Private:
         """What the ledger amounts to by now."""
         return accounting.epsilon(self.ledger, delta, accountant, neighbouring)
 
+    @property
+    def ledger_by_now(self) -> Ledger:
+        """The ledger as it was when the run first stood here: without steps ahead, which a replay has not come to yet."""
+        ahead = self._charged - self.taken
+        if ahead <= 0:
+            return self.ledger
+        *before, last = self.ledger.entries
+        assert ahead <= last.count, "steps are charged one by one, and a fresh key replays none"
+        return Ledger((*before, *([] if ahead == last.count else [dataclasses.replace(last, count=last.count - ahead)])))
+
     def detach(self) -> None:
         """Let the optimiser go; it is an ordinary one again."""
         self._guard.detach()
@@ -203,7 +213,7 @@ class Private:
         self.plans[self.taken] = plan
         self._on_plan(self.taken, plan)
 
-    def _shrink(self, error: MemoryError | RuntimeError) -> None:
+    def _shrink(self, error: MemoryError | RuntimeError | OSError) -> None:
         """After a failed allocation: half the rows at once. Nothing of the step was released, so nothing new is spent."""
         plan = self._plan_in_force()
         if not out_of_memory(error) or plan is None or self.micro_batch <= 1:

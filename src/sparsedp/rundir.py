@@ -1,16 +1,20 @@
 """A run's folder: `public/` may be released as it is, `private/` never; which is which is decided here and nowhere else.
 
-`private/` holds the key and the resumable state while the run is unfinished; both are erased when it ends.
+`private/` holds the key and the resumable state while the run is unfinished; both are erased when it ends. The folder of a search
+(`tune`) has public/search.json and its trials' folders below `private/`; they are erased when it ends, unless they are to be kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
 import shutil
+import sys
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from sparsedp.config import Run
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.randomness import Key
 from sparsedp.engines import Plan
-from sparsedp.errors import UsageError
+from sparsedp.errors import UsageError, require, shown, told
 
 VERSION = 1
 
@@ -37,8 +41,8 @@ class RunDir:
         self._lock: int | None = None
 
     @staticmethod
-    def open(path: Path, run: Run) -> RunDir:
-        """A new folder for this run, or the folder of the same run, unfinished; anything else is refused."""
+    def open(path: Path, run: Run, search: bool = False) -> RunDir:
+        """A new folder for this run, or the folder of the same run, unfinished; anything else is refused. So for a search."""
         folder = RunDir(path)
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir is {path}, which is a file; name a new or empty folder.")
@@ -49,7 +53,7 @@ class RunDir:
             disk.make_folder(part, 0o755 if part is folder.public else 0o700)
         folder._hold()
         try:
-            folder._take(run)
+            folder._take(run, search)
         except BaseException:
             folder.close()
             raise
@@ -73,7 +77,7 @@ class RunDir:
                 f"The run in {self.path} is being trained by another process; wait for it, or name another --run-dir."
             )
 
-    def _take(self, run: Run) -> None:
+    def _take(self, run: Run, search: bool) -> None:
         for part in (self.public, self.private, self.states):
             disk.sweep(part)
         recorded = self.public / "config.json"
@@ -85,12 +89,33 @@ class RunDir:
             raise UsageError(
                 f"The run in {self.path} is finished; name another --run-dir, or look at it with 'sparsedp evaluate {self.path}'."
             )
+        if not search and self.settings.exists():
+            raise UsageError(
+                f"The folder {self.path} is that of a search; take it up with 'sparsedp tune', or name another --run-dir."
+            )
+        if search and self.base.exists():
+            recorded = self.base  # in public/ the best trial's may stand already
         differences = different(disk.read_json(recorded, "the run's configuration"), describe(run))
         if differences:
             raise UsageError(
                 f"The run in {self.path} was started with another configuration ({'; '.join(differences[:3])}); resume it with the "
                 "same one, or name another --run-dir."
             )
+
+    @property
+    def settings(self) -> Path:
+        """The public settings of a search."""
+        return self.public / "search.json"
+
+    @property
+    def base(self) -> Path:
+        """The configuration that a search began with, while it is unfinished."""
+        return self.private / "base.json"
+
+    @property
+    def trials(self) -> Path:
+        """The trials of a search."""
+        return self.private / "trials"
 
     def close(self) -> None:
         """Let other processes have it."""
@@ -114,7 +139,7 @@ class RunDir:
         path = self.private / "id"
         if not path.exists():
             disk.write_text(path, secrets.token_hex(8), mode=0o600)
-        return f"{self.path.resolve()} {path.read_text(encoding='utf-8')}"
+        return f"{self.path.resolve()} {path.read_text(encoding='utf-8', errors='backslashreplace')}"
 
     def key(self, chosen: str | None) -> Key:
         """The run's key: chosen by the user, or made once by the operating system; kept until the run ends."""
@@ -151,13 +176,16 @@ class RunDir:
         path = self.private / "plans.json"
         if not path.exists():
             return {}
-        return {int(step): Plan.from_json(plan) for step, plan in disk.read_json(path, "the engine's plans").items()}
+        found = disk.read_json(path, "the engine's plans")
+        if not isinstance(found, dict) or not all(step.isascii() and step.isdecimal() and len(step) < 19 for step in found):
+            raise UsageError(f"{path} does not hold plans by step; start a new run.")
+        return {int(step): Plan.from_json(plan) for step, plan in found.items()}
 
     def keep_metrics(self, upto: int, steps: int) -> None:
         """Of the lines of metrics, keep what a run that stands at step `upto` of `steps` has written and will not write again."""
         for path, mode in ((self.public / "metrics.jsonl", 0o644), (self.private / "metrics.jsonl", 0o600)):
             if path.exists():
-                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                lines = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines(keepends=True)
                 disk.write_text(path, "".join(line for line in lines if _step(line) <= upto and _step(line) < steps), mode)
 
     def finish(self) -> None:
@@ -165,13 +193,26 @@ class RunDir:
         for path in (self.private / "key", self.private / "plans.json"):
             disk.erase(path)
         shutil.rmtree(self.states, ignore_errors=True)
+        if self.settings.exists():
+            if not disk.read_json(self.settings, "the settings of the search").get("keep_trials"):
+                erase(self.trials)
+            for path in (self.base, self.private / "data.json"):
+                disk.erase(path)
+
+
+def erase(folder: Path) -> None:
+    """Overwrite every file below a folder, and remove it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            disk.erase(path)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _step(line: str) -> float:
     """The step of a line of metrics; infinite for a line that was not written to its end."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return float("inf")
 
 
@@ -191,15 +232,19 @@ def different(recorded: Any, now: dict[str, Any]) -> list[str]:
     """Which settings of two descriptions differ, each in words."""
     if not isinstance(recorded, dict):
         return ["the recorded one cannot be read"]
+
+    def said(name: str, old: Any, new: Any) -> str:
+        return f"{shown(name)}: {told(old)}, now {told(new)}"
+
     found = []
     for section in sorted(recorded.keys() | now.keys()):
         old, new = recorded.get(section), now.get(section)
         if not isinstance(old, dict) or not isinstance(new, dict):
-            found += [f"{section}: {old!r}, now {new!r}"] if old != new else []
+            found += [said(section, old, new)] if old != new else []
             continue
         for name in sorted(old.keys() | new.keys()):
             if old.get(name) != new.get(name) and not (section == "runtime" and name in CHANGEABLE):
-                found.append(f"{section}.{name}: {old.get(name)!r}, now {new.get(name)!r}")
+                found.append(said(f"{section}.{name}", old.get(name), new.get(name)))
     return found
 
 
@@ -216,6 +261,34 @@ def run_of(recorded: Any) -> Run:
             name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in recorded[name].items()})
             for name, kind in parts.items()
         }
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"The configuration cannot be read ({error}); use the version of sparsedp that wrote it.") from error
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise UsageError(
+            f"The configuration cannot be read ({shown(str(error))}); use the version of sparsedp that wrote it."
+        ) from error
+    for name, kind in parts.items():
+        for field, declared in _declared(kind).items():
+            value = getattr(made[name], field)
+            require(
+                _is(value, declared), f"the recorded {name}.{field}", value, "a value of another kind belongs there",
+                "use the version of sparsedp that wrote it",
+            )  # fmt: skip
     return config.Run(**made)
+
+
+@functools.cache
+def _declared(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _is(value: object, declared: Any) -> bool:
+    """Whether a value is of the kind that a setting is declared as; numbers must be finite."""
+    inner = typing.get_args(declared)
+    if typing.get_origin(declared) is typing.Literal:
+        return isinstance(value, str) and value in inner
+    if typing.get_origin(declared) is tuple:
+        return isinstance(value, tuple) and all(_is(one, inner[0]) for one in value)
+    if inner:
+        return any(_is(value, kind) for kind in inner)
+    if declared is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+    return type(value) is declared

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from sparsedp.data.values import UnitIndex
 from sparsedp.dp.clipping import Loss, Rows, row_losses
@@ -76,14 +77,24 @@ class DatasetSource:
         self.num_units = self._index.count
 
     def example(self) -> Rows:
-        inputs, targets = self._collate([self._dataset[0]])
-        return as_many(Rows.make(inputs, targets), self._index)
+        return as_many(Rows.make(*self._first), self._index)
+
+    @cached_property
+    def _first(self) -> tuple[Any, Any]:
+        """The first row, which shows what a row is like."""
+        try:
+            inputs, targets = self._collate([self._dataset[0]])
+        except Exception as error:  # noqa: BLE001 - what a data set raises may hold data
+            raise UsageError(
+                f"The first row of the data set cannot be read and collated ({type(error).__name__}); mend or remove it."
+            ) from None
+        return inputs, targets
 
     def rows_of(self, units: Tensor) -> Tensor:
         return self._index.starts.diff()[units]
 
     def read(self, units: Tensor, step: int) -> Rows:
-        """A record that cannot be read counts as zero, in silence: its unit is left out of the rows."""
+        """A record that cannot be read, or is not like the first one, counts as zero, in silence: its unit is left out of the rows."""
         places, unit = self._index.rows_of(units)
         items = [self._item(int(place)) for place in places]
         broken = {int(u) for u, item in zip(unit, items, strict=True) if item is None}
@@ -96,9 +107,17 @@ class DatasetSource:
 
     def _item(self, place: int) -> Any:
         try:
-            return self._dataset[place]
+            item = self._dataset[place]
+            alone = self._collate([item])
         except Exception:  # noqa: BLE001 - whatever a user's data set raises, the run must not depend on one record
             return None
+        return item if self._kind(alone) == self._kind(self._first) else None
+
+    def _kind(self, row: tuple[Any, Any]) -> tuple[Any, ...]:
+        """What rows must share to be collated without changing each other: types, and shapes unless a collate of one's own pads."""
+        leaves, nesting = tree_flatten(tuple(row))
+        shapes = self._collate is torch.utils.data.default_collate
+        return (nesting, *((t.dtype, t.shape if shapes else t.ndim) if isinstance(t, Tensor) else type(t) for t in leaves))
 
 
 def _index(rows: int, units: Tensor | None) -> UnitIndex:

@@ -8,13 +8,14 @@ the fresh keys, so that a checkpoint from before one of them is never taken for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dp_accounting
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
@@ -80,7 +81,7 @@ def trained_steps(ledger: Ledger) -> int:
 
 def save(folder: RunDir, learner: Learner, progress: Progress, bits_depend_on: Mapping[str, Any]) -> None:
     """Write a checkpoint."""
-    state = {**learner.state(), "progress": vars(progress), "bits_depend_on": dict(bits_depend_on)}
+    state = {**learner.state(), "run": _id(folder), "progress": vars(progress), "bits_depend_on": dict(bits_depend_on)}
     checkpoint.save(folder.states, progress.taken, state)
 
 
@@ -99,7 +100,7 @@ def take_up(folder: RunDir, learner: Learner, ledger: Ledger, bits_depend_on: Ma
 
     Guarantee: steps that are done again either find everything as it was, or take fresh noise and are charged again.
     """
-    found = checkpoint.load_latest(folder.states)
+    found = checkpoint.load_latest(folder.states, lambda state: state.get("run") == _id(folder))
     counted, keys_used = trained_steps(ledger), fresh_keys(ledger)
     if found is None:
         if counted:
@@ -127,6 +128,11 @@ def take_up(folder: RunDir, learner: Learner, ledger: Ledger, bits_depend_on: Ma
     return TakenUp(fresh, ledger.append(what, dp_accounting.NoOpDpEvent()), progress.taken, tuple(notes))
 
 
+def _id(folder: RunDir) -> str:
+    """Which run a checkpoint is of, wherever its folder lies."""
+    return folder.name.rsplit(maxsplit=1)[-1]
+
+
 def different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The names of what is not as it was."""
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
@@ -135,9 +141,51 @@ def different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _load(folder: RunDir, learner: Learner, state: Mapping[str, Any]) -> Progress:
     try:
         progress = Progress(**state["progress"])
+        before = learner.state()
         learner.load(state)
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        _check(progress, state["bits_depend_on"])
+        _check_loaded(learner, before)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         raise UsageError(
             f"The checkpoint in {folder.states} does not fit this run ({type(error).__name__}); start a new run."
         ) from error
     return progress
+
+
+def _check(progress: Progress, bits_depend_on: object) -> None:
+    """Raises ValueError at what `save` would not have written."""
+    counts = (progress.taken, progress.epoch, progress.extra)
+    named = isinstance(bits_depend_on, dict) and all(isinstance(name, str) for name in bits_depend_on)
+    if not named or not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("progress")
+    if type(progress.seconds) not in (int, float) or not 0 <= progress.seconds < math.inf:
+        raise ValueError("seconds")
+
+
+def _check_loaded(learner: Learner, before: Mapping[str, Any]) -> None:
+    """Raises ValueError where a setting is of another kind than it was: torch takes anything, and fails at the next step."""
+    now = learner.state()
+    groups = [
+        (old, new) for old, new in zip(before["optimizer"]["param_groups"], now["optimizer"]["param_groups"], strict=True)
+    ]
+    for old, new in (*groups, (before["scheduler"], now["scheduler"])):
+        if not all(_alike(old[name], new[name]) for name in old):
+            raise ValueError("settings")
+    for parameter, kept in learner.optimizer.state.items():
+        for name, value in kept.items():
+            counts = name == "step" and isinstance(value, int | float)
+            if not (value is None or counts or (isinstance(value, Tensor) and _goes_with(value, parameter))):
+                raise ValueError("state of the optimiser")
+
+
+def _alike(old: object, new: object) -> bool:
+    """Two values of one type; lists and tuples of one length, entry by entry."""
+    if isinstance(old, list | tuple) and type(old) is type(new):
+        return len(old) == len(new) and all(map(_alike, old, new))  # type: ignore[arg-type]
+    return type(old) is type(new)
+
+
+def _goes_with(value: Tensor, parameter: Tensor) -> bool:
+    """A number, or a tensor of the parameter's shape, along some sides of which it may be one number."""
+    sides = zip(value.shape, parameter.shape, strict=False)
+    return value.numel() == 1 or (value.ndim == parameter.ndim and all(own in (1, side) for own, side in sides))

@@ -234,6 +234,8 @@ def check(public: Path) -> None:
     bound = stated.get("files") if isinstance(stated, dict) else None
     if not isinstance(bound, dict):
         raise UsageError(f"The privacy statement in {public} names no files; restore it.")
+    if not bound.keys() <= set(BOUND):
+        raise UsageError(f"The privacy statement in {public} names files that no run writes; restore it.")
     for name, expected in bound.items():
         if digest(public / name) != expected:
             raise UsageError(

@@ -93,7 +93,7 @@ def _basis(stated: Stated, guarantee: bool) -> list[str]:
         f"- Setting: {stated['setting']}.",
         *([f"- Covered: {', '.join(stated['covered'])}."] if guarantee else []),
         f"- Sampling: {stated['sampling']['done']} (rate {stated['mechanism']['sampling_rate']:.6g}, "
-        f"{stated['mechanism']['batch_size']} expected of {stated['units']}).",
+        f"{stated['mechanism']['batch_size']} expected of {stated['mechanism']['num_units']}).",
         f"- Noise: {_noise(stated)}.",
         f"- Selection of weights: {_selection(stated['selection'])}.",
         "- Every access to the private data, in order:",

@@ -14,7 +14,7 @@ from torch import nn
 
 from sparsedp import data, outputs, private_metrics, state
 from sparsedp.assembly import Parts, assemble, load_data
-from sparsedp.budget_file import BudgetFile, place
+from sparsedp.budget_file import Account, BudgetFile, EnteredAlready, place
 from sparsedp.config import Run
 from sparsedp.data import DataSet
 from sparsedp.dp.clipping import Loss
@@ -24,6 +24,7 @@ from sparsedp.dp.mechanism import Settings
 from sparsedp.dp.randomness import Key, raw
 from sparsedp.engines import NAMES as ENGINES
 from sparsedp.engines import Plan
+from sparsedp.engines.care import memory_in_words
 from sparsedp.environment import fingerprint, keep_memory
 from sparsedp.errors import one_of
 from sparsedp.evaluation import Metrics, evaluate
@@ -63,6 +64,16 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, eq=False)
+class Trial:
+    """What a run is given that is a trial of a search (`tune`): which data, how they were found, and its numbers. The search
+    has entered the cost of all its trials in the data set's budget file."""
+
+    dataset: DataSet
+    checked: data.CheckReport
+    plan: Budget
+
+
+@dataclass(frozen=True, eq=False)
 class Result:
     """What a finished run leaves. `summary` is what stands in public/summary.json."""
 
@@ -93,6 +104,7 @@ class Setting:
         return self.parts.dataset
 
 
+@memory_in_words()
 def train(
     run: Run,
     run_dir: str | Path,
@@ -100,24 +112,26 @@ def train(
     loss: Loss | None = None,
     reporter: Reporter | None = None,
     stop: Callable[[], bool] = lambda: False,
+    trial: Trial | None = None,
 ) -> Result:
     """Train as `run` says, into the folder `run_dir`; an unfinished run of the same configuration there is taken up again.
 
     `loss(output, targets)` returns one number per row; left out, cross entropy, or binary cross entropy over several labels.
-    When `stop()` turns true the run writes a checkpoint and raises `Stopped`.
+    When `stop()` turns true the run writes a checkpoint and raises `Stopped`. `trial` is for `tune` alone.
     """
     began = time.monotonic()
-    setting = prepare(run, Path(run_dir), loss, reporter or Silence())
+    setting = prepare(run, Path(run_dir), loss, reporter or Silence(), trial)
     keep_memory()
+    account = _account(setting) if trial is None else EnteredAlready()
     try:
-        return _carry_out(setting, began, stop)
+        return _carry_out(setting, account, began, stop)
     finally:
         setting.folder.close()
 
 
-def _carry_out(setting: Setting, began: float, stop: Callable[[], bool]) -> Result:
+def _carry_out(setting: Setting, account: Account, began: float, stop: Callable[[], bool]) -> Result:
     run = setting.run
-    with BudgetFile(*_budget_place(setting), setting.plan, run.mechanism.delta, setting.reporter) as account:
+    with account:
         pruned = prune_for_run(setting)
         learner, private, source, progress = _begin(setting, pruned)
         setting.reporter.start(run, setting.plan, progress.taken)
@@ -132,16 +146,16 @@ def _carry_out(setting: Setting, began: float, stop: Callable[[], bool]) -> Resu
     return Result(summary, setting.parts.model, average, private.ledger, setting.folder.path)
 
 
-def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter) -> Setting:
+def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter, trial: Trial | None = None) -> Setting:
     """Read and check the data, solve the budget, open the folder, build the model. Nothing is spent."""
-    dataset = load_data(run)
-    plan = budget(run, dataset.train.num_units, before_training(run))
+    dataset = load_data(run) if trial is None else trial.dataset
+    plan = budget(run, dataset.train.num_units, before_training(run)) if trial is None else trial.plan
     folder = RunDir.open(path, run)
     try:
-        checked = data.check(dataset)
+        checked = data.check(dataset) if trial is None else trial.checked
         key = folder.key(run.runtime.key)
         parts = assemble(run, dataset, key, loss)
-        _refuse_early(run, parts)
+        refuse_early(run, parts.model)
     except BaseException:
         folder.discard()
         folder.close()
@@ -151,16 +165,18 @@ def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter) -> Sett
     return Setting(parts, folder, plan, key, reporter, checked.checksum)
 
 
-def _refuse_early(run: Run, parts: Parts) -> None:
+def refuse_early(run: Run, model: nn.Module) -> None:
     """Names that would only be looked up after pre-pruning has spent something."""
     one_of("runtime.engine", run.runtime.engine, ENGINES)
-    optimizer_for(parts.model, run.optim)
-    maskable_layers(parts.model, run.sparsity.granularity, run.sparsity.maskable)
+    optimizer_for(model, run.optim)
+    maskable_layers(model, run.sparsity.granularity, run.sparsity.maskable)
 
 
-def _budget_place(setting: Setting) -> tuple[Path, str, str]:
-    """The data set's budget file, its name, and this run's name in it."""
-    return place(setting.run.data), setting.dataset.name, setting.folder.name
+def _account(setting: Setting) -> BudgetFile:
+    """The run's entry in its data set's budget file."""
+    run = setting.run
+    where = (place(run.data), setting.dataset.name, setting.folder.name)
+    return BudgetFile(*where, setting.plan, run.mechanism.delta, setting.reporter)
 
 
 def step_settings(run: Run, plan: Budget, pruned: Pruned | None, trained: nn.Module) -> Settings:
@@ -227,7 +243,7 @@ def _loop(
     learner.model.train()
 
     def now() -> Progress:
-        return replace(progress, taken=private.taken, seconds=progress.seconds + time.monotonic() - began)
+        return replace(progress, taken=private.taken, seconds=max(0.0, progress.seconds + time.monotonic() - began))
 
     for batch in private.batches(source):
         with _autocast(setting):

@@ -11,33 +11,48 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
-from torch import nn
 
 from sparsedp import account as accounts
-from sparsedp import cli, data, disk, mask_files, models, rundir, statement, training
-from sparsedp.apply_masks import prepare_for
-from sparsedp.config import Run
-from sparsedp.data import DataSet
-from sparsedp.data.augment import Augmentation, evaluation_view
+from sparsedp import cli, training
+from sparsedp.data.augment import evaluation_view
 from sparsedp.data.decoding import Undecodable, decode_file
 from sparsedp.environment import pick_device
 from sparsedp.errors import UsageError, require
 from sparsedp.evaluation import evaluate as measure
+from sparsedp.finished import augmentation_of, facts_of, finished_run, load_model, refuse_code
 from sparsedp.images import plain_batches
-from sparsedp.models.export import read_metadata
-from sparsedp.models.weights import read_state
 from sparsedp.outputs import number
 from sparsedp.progress import TerminalReporter
 
 
 def train(options: cli.Train, name: str, stop: Callable[[], bool]) -> int:
     """`sparsedp train`: progress on a terminal, the result at the end."""
+    return _carry_out(options, name, lambda folder, reporter: training.train(options.run, folder, reporter=reporter, stop=stop))
+
+
+def tune(options: cli.Tune, name: str, stop: Callable[[], bool]) -> int:
+    """`sparsedp tune`: as train, for the best of several; 1 if the number of trials came out as zero."""
+    from sparsedp import tune as searches
+
+    search = _search(options)
+    return _carry_out(
+        options, name, lambda folder, reporter: searches.tune(options.run, search, folder, reporter=reporter, stop=stop)
+    )
+
+
+def _search(options: cli.Tune) -> Any:
+    from sparsedp.search import Search
+
+    return Search(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Search)})
+
+
+def _carry_out(options: Any, name: str, work: Callable[[Path, training.Reporter], Any]) -> int:
+    """Train or tune into a folder, and say what came out."""
     console = Console(stderr=True)
     reporter = TerminalReporter(console) if console.is_terminal and not options.json else training.Silence()
     folder = options.run_dir or _free_folder(name)
     try:
-        result = training.train(options.run, folder, reporter=reporter, stop=stop)
+        summary = work(folder, reporter).summary
     except training.Stopped as stopped:
         _close(reporter)
         console.print(f"sparsedp: {stopped}", highlight=False, soft_wrap=True)
@@ -47,8 +62,8 @@ def train(options: cli.Train, name: str, stop: Callable[[], bool]) -> int:
     if options.json:
         cli.print_json({"run_dir": str(folder), **json.loads((folder / "public" / "summary.json").read_text())})
     else:
-        say(result_text(result.summary, folder))
-    return 0
+        say(result_text(summary, folder))
+    return 0 if "steps" in summary else 1
 
 
 def say(text: str) -> None:
@@ -63,19 +78,30 @@ def result_text(summary: Mapping[str, Any], folder: Path) -> str:
         for key, word in (("accuracy", "last iterate"), ("accuracy_average", "moving average"))
         if summary[key] is not None
     ]
+    tuning = summary.get("tuning")
+    time = (
+        [f"time      {summary['seconds']:.0f} s for {summary['steps']} steps, {summary['throughput']:.0f} examples/s"]
+        if "steps" in summary
+        else []
+    )
     return "\n".join([
         f"accuracy  {', '.join(accuracy) or 'not evaluated'}",
         f"epsilon   {number(summary['epsilon'])} at delta {summary['delta']:g} ({summary['accountant']}, {summary['neighbouring']}); {summary['stamp']}",
-        f"time      {summary['seconds']:.0f} s for {summary['steps']} steps, {summary['throughput']:.0f} examples/s",
+        *([f"search    {tuning['words']}"] if tuning else []),
+        *time,
         f"written   {folder}/public (may be released), {folder}/private (never)",
     ])  # fmt: skip
 
 
-def dry_run(options: cli.Train) -> int:
-    """`sparsedp train --dry-run`: the whole configuration, what it costs, how long a step takes on made-up data."""
-    from sparsedp.dryrun import forecast
+def dry_run(options: cli.Train | cli.Tune) -> int:
+    """`sparsedp train --dry-run`: the whole configuration, what it costs, how long a step takes on made-up data; or `tune`."""
+    from sparsedp import dryrun
+    from sparsedp import tune as searches
 
-    described = forecast(options.run)
+    if isinstance(options, cli.Tune):
+        described = searches.forecast(options.run, _search(options))
+    else:
+        described = dryrun.forecast(options.run)
     if options.json:
         cli.print_json(described)
     else:
@@ -98,6 +124,7 @@ def account(options: cli.Account) -> int:
 
 def evaluate(options: cli.Evaluate) -> int:
     """`sparsedp evaluate`: the finished run's weights on its evaluation data."""
+    refuse_code(options.run, options.model)
     run, dataset, spec, model = finished_run(options.run, options.dir, options.average)
     if dataset.evaluation is None:
         raise UsageError("The run declared no evaluation data; evaluate it with a data set that has a test split.")
@@ -116,58 +143,14 @@ def evaluate(options: cli.Evaluate) -> int:
     return 0
 
 
-def finished_run(path: Path, moved: str | None, average: bool) -> tuple[Run, DataSet, Augmentation, nn.Module]:
-    """A finished run's configuration, data and model."""
-    run, model, classes, shape = load_model(path, average)
-    if moved is not None:
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, dir=moved))
-    dataset = data.load(run.data)
-    require(
-        len(dataset.classes) == classes, "the number of classes", len(dataset.classes), f"the run was trained on {classes}",
-        "point --dir to the data of the run",
-    )  # fmt: skip
-    return run, dataset, Augmentation(run.data.augment, dataset.normalisation, run.data.pad), model
-
-
-def load_model(path: Path, average: bool) -> tuple[Run, nn.Module, int, tuple[int, int, int]]:
-    """A finished run's configuration and model, and its numbers of classes and shape, from public/ alone."""
-    public = path / "public"
-    run = rundir.run_of(disk.read_json(public / "config.json", "the run's configuration"))
-    weights = public / ("average.safetensors" if average else "model.safetensors")
-    if not weights.exists():
-        raise UsageError(
-            f"{path} has no {weights.name}: the run is not finished, or kept no average; finish it with 'sparsedp train'."
-        )
-    statement.check(public)
-    facts = _facts(weights)
-    classes, shape = len(facts["classes"]), (facts["shape"][0], facts["shape"][1], facts["shape"][2])
-    model, _ = models.prepare(dataclasses.replace(run.model, weights=None), _spec(run, facts).out_shape(shape), classes)
-    if (public / "mask.safetensors").exists():
-        prepare_for(model, mask_files.load(public / "mask.safetensors", model).masks, run.sparsity.pruned_weights)
-    model.load_state_dict(read_state(weights))
-    return run, model.eval(), classes, shape
-
-
-def _facts(weights: Path) -> dict[str, Any]:
-    """What a weights file says about itself."""
-    try:
-        return {name: json.loads(value) for name, value in read_metadata(weights).items()}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UsageError(f"{weights} cannot be read ({type(error).__name__}); restore it, or train again.") from error
-
-
-def _spec(run: Run, facts: Mapping[str, Any]) -> Augmentation:
-    shown = facts["normalisation"]
-    return Augmentation(run.data.augment, data.Normalisation(tuple(shown["mean"]), tuple(shown["std"])), run.data.pad)
-
-
 def predict(options: cli.Predict) -> int:
     """`sparsedp predict`: the class of each image and how sure the model is."""
     if not options.images:
         raise UsageError("predict needs at least one image file after the run; give their paths.")
+    refuse_code(options.run, options.model)
     run, model, _, shape = load_model(options.run, options.average)
-    facts = _facts(options.run / "public" / ("average.safetensors" if options.average else "model.safetensors"))
-    spec = _spec(run, facts)
+    facts = facts_of(options.run / "public" / ("average.safetensors" if options.average else "model.safetensors"))
+    spec = augmentation_of(run, facts)
     rows = []
     with torch.no_grad():
         for path in options.images:
@@ -235,7 +218,7 @@ def doctor(options: cli.Doctor) -> int:
     """`sparsedp doctor`: private answers, for the operator only."""
     from sparsedp.doctor import examine
 
-    found = examine(options.run, options.dir, options.examples)
+    found = examine(options.run, options.dir, options.examples, options.model)
     if options.json:
         cli.print_json(found.to_json())
     else:

@@ -63,7 +63,7 @@ def test_classes_without_images_and_labels_out_of_range_are_named_together():
 def test_many_problems_are_listed_in_part():
     train = images(60, 0)
     train.labels[3:] = -1
-    with pytest.raises(UsageError, match="and 37 more"):
+    with pytest.raises(UsageError, match="  - 37 more like these"):
         check(data_set(train))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from sparsedp.data import decoding
 from sparsedp.data.decoding import Undecodable, decode_image
 from sparsedp.data.workers import Decoder, _Worker
+from sparsedp.errors import UsageError
 
 from . import pictures
 
@@ -132,6 +134,17 @@ def test_a_worker_that_dies_is_replaced_and_its_file_tried_again():
     worker._child.wait()
     decoder._idle.put(worker)
     assert np.array_equal(next(decoder.decode([PNG])), decode_image(PNG, 3, 16))
+
+
+def test_a_worker_that_cannot_be_started_is_said(monkeypatch):
+    def refuse(*given, **named):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(
+        UsageError, match=r"cannot be started \(Resource temporarily unavailable\); free memory, .* workers to 0"
+    ):
+        next(Decoder(3, 16, 1).decode([PNG]))
 
 
 def test_a_file_that_always_kills_its_worker_is_undecodable(monkeypatch):

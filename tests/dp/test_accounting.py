@@ -87,6 +87,20 @@ def test_joint_composition_is_not_a_sum_and_claims_one_delta() -> None:
     assert spent.delta == 1e-5
 
 
+def test_a_schedule_is_charged_step_by_step() -> None:
+    """D9: noise and rate that change on the way are composed as they were, in whatever order."""
+    calm, loud = (Q, 10.0, 400), (0.02, 2.0, 100)
+    there, back = (
+        epsilon(dp.ComposedDpEvent([training_event(*part) for part in parts]), 1e-5).epsilon
+        for parts in ((calm, loud), (loud, calm))
+    )
+    library = dp.pld.PLDAccountant(value_discretization_interval=1e-4)
+    for part in (calm, loud):
+        library.compose(training_event(*part))
+    assert there == pytest.approx(back, rel=1e-9) == pytest.approx(library.get_epsilon(1e-5), rel=1e-2)
+    assert there > max(epsilon(training_event(*part), 1e-5).epsilon for part in (calm, loud))
+
+
 def test_replace_one_costs_about_twice_and_says_so() -> None:
     spent = epsilon(FIRST, 1e-5, neighbouring="replace-one")
     assert round(spent.epsilon, 3) == 1.924

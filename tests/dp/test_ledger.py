@@ -58,6 +58,7 @@ def test_nested_events_are_written_too() -> None:
         ({"count": 0}, "at least once"),
         ({"count": True}, "at least once"),
         ({"count": 1.0}, "at least once"),
+        ({"count": 10**400}, "at least once"),
         ({"what": 3}, "text 'what'"),
         ({"more": 1}, "text 'what'"),
         ({"event": "step"}, "not one of"),
@@ -67,6 +68,7 @@ def test_nested_events_are_written_too() -> None:
         ({"event": {"type": "GaussianDpEvent", "noise_multiplier": -1.0}}, "noise_multiplier in ledger entry 0"),
         ({"event": {"type": "GaussianDpEvent", "noise_multiplier": math.nan}}, "finite number"),
         ({"event": {"type": "GaussianDpEvent", "noise_multiplier": "2"}}, "finite number"),
+        ({"event": {"type": "GaussianDpEvent", "noise_multiplier": 10**400}}, "noise_multiplier in ledger entry 0"),
         ({"event": {"type": "ComposedDpEvent", "events": {}}}, "list of events"),
         ({"event": {"type": "SelfComposedDpEvent", "event": {"type": "NoOpDpEvent"}, "count": 2.0}}, "finite count"),
         (
@@ -79,6 +81,19 @@ def test_a_damaged_ledger_is_refused(change: dict[str, object], words: str) -> N
     row = {**Ledger().append("step", EVENTS[2]).to_json()[0], **change}
     with pytest.raises(UsageError, match=words):
         Ledger.from_json([row])
+
+
+def test_events_within_each_other_without_end_are_refused_and_some_are_not() -> None:
+    def within(depth: int) -> list[dict[str, object]]:
+        event: dict[str, object] = {"type": "NoOpDpEvent"}
+        for _ in range(depth):
+            event = {"type": "ComposedDpEvent", "events": [event]}
+        return [{"what": "step", "event": event, "count": 1}]
+
+    assert Ledger.from_json(within(20)).to_json() == within(20)
+    for depth in (21, 400, 900):
+        with pytest.raises(UsageError, match=r"more than 20 events within each other; restore the file\.$"):
+            Ledger.from_json(within(depth))
 
 
 def test_what_is_no_ledger_or_no_known_event_is_refused() -> None:

@@ -27,6 +27,22 @@ def test_the_rate_over_ten_million_coins() -> None:
         assert binomial_p(int(counts.sum()), units * steps, rate) > ALARM
 
 
+@pytest.mark.release
+@pytest.mark.parametrize(("rate", "units", "steps"), [(0.08192, 50_000, 200), (0.5, 50_000, 200), (0.001, 100_000, 100)])
+def test_ten_million_coins_of_each_rate(rate: float, units: int, steps: int) -> None:
+    """Within five deviations in all, in every unit's count, in the spread of batches, and between the shares of four ranks."""
+    coins = np.stack([joined(t, units, rate).astype(np.uint8) for t in range(steps)])
+    variance = rate * (1 - rate)
+    assert abs(coins.sum(dtype=np.int64) - rate * coins.size) < 5 * (variance * coins.size) ** 0.5
+    sizes, each = coins.sum(1, dtype=np.int64), coins.sum(0, dtype=np.int64)
+    assert abs(sizes.var() / (units * variance) - 1) < 5 * (2 / steps) ** 0.5
+    assert abs(each.var() / (steps * variance) - 1) < 5 * ((2 + 1 / (steps * variance)) / units) ** 0.5
+    shares = [coins[:, rank::4].astype(np.float32).ravel() for rank in range(4)]
+    assert all(correlation_deviations(shares[i], shares[j]) < 5 for i in range(4) for j in range(i))
+    for lag in (1, 2, 7):
+        assert correlation_deviations(coins[lag:].ravel(), coins[:-lag].ravel()) < 5
+
+
 @pytest.mark.parametrize("factor", [0.99, 1.01])
 def test_a_rate_one_per_cent_off_would_be_noticed(factor: float) -> None:
     count = sum(len(participants(KEY, t, 50_000, 0.08192 * factor)) for t in range(200))

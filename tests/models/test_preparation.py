@@ -122,6 +122,14 @@ def test_the_trial_finds_buffers_that_change_and_leaves_no_trace():
     assert [m.training for m in (model, model.middle[0], model.middle[1])] == [True, True, False]
 
 
+def test_an_image_that_the_model_cannot_take_is_said_in_words():
+    model = Net(nn.AvgPool2d(7))
+    with pytest.raises(UsageError, match=r"Net cannot process images of 3 x 8 x 8 \(.*; choose another model or size of image"):
+        check_model(model, SHAPE)
+    assert model.training
+    check_model(model, (3, 9, 9))
+
+
 def test_the_trial_uses_no_global_randomness_and_dropout_passes_it():
     model = Net(nn.Dropout(0.5))
     before = torch.get_rng_state()

@@ -71,8 +71,9 @@ def add_to_statement(report: Report, run_dir: Path) -> None:
         raise UsageError(f"{run_dir} has no public/privacy.json; give the folder of a finished run.")
     statement.check(public)
     stated = disk.read_json(public / "privacy.json", "the run's privacy statement")
+    config = stated.get("config") if isinstance(stated, dict) else None
     for part in ("sparsity", "mechanism"):
-        if stated["config"][part] != report.recipe[part]:
+        if not isinstance(config, dict) or config.get(part) != report.recipe[part]:
             raise UsageError(
                 f"The audit's {part} settings are not those of the run in {run_dir}; audit the run's own configuration."
             )
@@ -84,4 +85,11 @@ def add_to_statement(report: Report, run_dir: Path) -> None:
         "ok": report.ok, "words": f"{report.verdict()} {attacked}; {LOWER:.0%} confidence", "lower_bound_confidence": LOWER,
         "findings": told, "checks": [asdict(c) for c in report.checks],
     }  # fmt: skip
-    statement.write(public, {**stated, "audit": kept})
+    whole = {**stated, "audit": kept}
+    try:
+        statement.page(whole)
+    except (KeyError, TypeError, AttributeError, ValueError, LookupError, RecursionError) as error:
+        raise UsageError(
+            f"The privacy statement of {run_dir} cannot be read ({type(error).__name__}); restore it, or train again."
+        ) from error
+    statement.write(public, whole)

@@ -18,7 +18,6 @@ from sparsedp.data.values import DataSet, Images, labels_in_range
 from sparsedp.errors import together
 
 CHUNK = 1024
-SHOWN = 20  # problems listed in full
 PUBLISHED = ("mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet32")
 Digests = npt.NDArray[np.uint64]
 
@@ -62,8 +61,7 @@ def check(data: DataSet, allow_overlap: bool | None = None) -> CheckReport:
     if report.overlap and not (data.name in PUBLISHED if allow_overlap is None else allow_overlap):
         problems.append(f"{report.overlap} evaluation images are in the training set too; remove them from one of the two.")
     if problems:
-        rest = [f"and {len(problems) - SHOWN} more."] if len(problems) > SHOWN else []
-        raise together(f"the data set {data.name!r} cannot be used:", problems[:SHOWN] + rest)
+        raise together(f"the data set {data.name!r} cannot be used:", problems)
     return report
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from sparsedp.data import decoding
 from sparsedp.data.decoding import Pixels, Undecodable
-from sparsedp.errors import missing_extra
+from sparsedp.errors import UsageError, missing_extra
 
 Encoded = str | bytes  # a path, or an image file's content
 CRASHES = 2  # how often a file may take its worker with it
@@ -83,9 +83,15 @@ class _Worker:
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", str(Path(decoding.__file__))]
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        try:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            raise UsageError(
+                f"A process that decodes images cannot be started ({error.strerror}); free memory, allow more processes, or set "
+                "runtime.workers to 0."
+            ) from error
 
     def decode(self, encoded: Encoded, channels: int, size: int) -> Pixels | Undecodable:
         request: dict[str, object] = {"channels": channels, "size": size}

@@ -23,7 +23,8 @@ from sparsedp.errors import UsageError, one_of, require
 
 __all__ = [
     "ACCOUNTANTS", "NEIGHBOURING", "SMALLEST_DELTA", "Accountant", "Entry", "Ledger", "Neighbouring", "Spent", "check_delta",
-    "epsilon", "first_grid", "free_event", "loss_distribution", "parts_of", "rounding", "snip_event", "spread", "training_event",
+    "epsilon", "first_grid", "free_event", "has_search", "loss_distribution", "parts_of", "renyi", "rounding", "snip_event", "spread",
+    "training_event",
 ]  # fmt: skip
 
 Accountant = Literal["pld", "rdp", "paper"]
@@ -83,8 +84,8 @@ def epsilon(
 ) -> Spent:
     """The epsilon of all events together at `delta`. Infinite when an event has no noise.
 
-    pld: privacy loss distributions, tight. rdp: Renyi differential privacy, looser. paper: each part by rdp at the full
-    delta, and summed, which proves only the sum of the deltas.
+    pld: privacy loss distributions, tight; rdp if a search is among the events. rdp: Renyi differential privacy, looser. paper:
+    each part by rdp at the full delta, and summed, which proves only the sum of the deltas.
 
     Guarantee: the pair (epsilon, delta) of the result is an upper bound; every approximation errs towards more epsilon.
     """
@@ -127,13 +128,26 @@ def _collect(event: dp.DpEvent, count: int, counts: Counter[dp.DpEvent]) -> None
         counts[dp.NonPrivateDpEvent() if _is_bare(event) else event] += count
 
 
+def _is_search(event: dp.DpEvent) -> bool:
+    return isinstance(event, dp.dp_event.RepeatAndSelectDpEvent)
+
+
+def has_search(parts: Parts) -> bool:
+    """Whether the best of several trials is among the parts: only Renyi differential privacy knows what that costs."""
+    return any(_is_search(event) for event in parts)
+
+
 def _is_free(event: dp.DpEvent) -> bool:
+    if _is_search(event):
+        return not parts_of(event.event)
     return isinstance(event, dp.NoOpDpEvent) or (
         isinstance(event, dp.PoissonSampledDpEvent) and event.sampling_probability == 0
     )
 
 
 def _is_bare(event: dp.DpEvent) -> bool:
+    if _is_search(event):
+        return dp.NonPrivateDpEvent() in parts_of(event.event)
     inner = event.event if isinstance(event, dp.PoissonSampledDpEvent) else event
     return isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier == 0
 
@@ -166,7 +180,13 @@ def _composed(event: dp.DpEvent, count: int, neighbouring: Neighbouring, grid: f
 def spread(parts: Parts, neighbouring: Neighbouring = "add-remove") -> float:
     """About the standard deviation of the joint privacy loss: the mu of the Gaussian mechanism that resembles it."""
     scale = 1.0 if neighbouring == "add-remove" else 2.0
-    return math.sqrt(sum(count * _step(event, scale)[0] for event, count in parts.items()))
+    inner = [(part, count * times) for event, times in parts.items() for part, count in _trial_of(event).items()]
+    return math.sqrt(sum(count * _step(event, scale)[0] for event, count in inner))
+
+
+def _trial_of(event: dp.DpEvent) -> Parts:
+    """Of a search the parts of one trial: a first guess at what it costs. Anything else is its own part."""
+    return parts_of(event.event) if _is_search(event) else {event: 1}
 
 
 def first_grid(parts: Parts, neighbouring: Neighbouring) -> float:
@@ -208,6 +228,8 @@ def rounding(parts: Parts) -> float:
 
 
 def _by_pld(parts: Parts, delta: float, neighbouring: Neighbouring) -> Spent:
+    if has_search(parts) and dp.NonPrivateDpEvent() not in parts:
+        return _by_rdp(parts, delta, neighbouring)
     shortcut = _without_grid(parts, delta, neighbouring)
     if shortcut is not None:
         return shortcut
@@ -259,11 +281,16 @@ def _concentrated(parts: Parts, delta: float, neighbouring: Neighbouring) -> flo
 # --- Renyi differential privacy -----------------------------------------------------------------------------------------
 
 
-def _renyi(parts: Parts, delta: float) -> float:
+def renyi(parts: Parts) -> RdpAccountant:
+    """The library's accountant with all parts in it."""
     accountant = RdpAccountant(neighboring_relation=_RELATIONS["add-remove"])
     for event, count in parts.items():
         accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
+    return accountant
+
+
+def _renyi(parts: Parts, delta: float) -> float:
+    return float(renyi(parts).get_epsilon(delta))
 
 
 def _refuse_replacement(accountant: Accountant, neighbouring: Neighbouring) -> None:

@@ -22,6 +22,7 @@ from sparsedp.dp.accounting import (
     check_delta,
     epsilon,
     first_grid,
+    has_search,
     loss_distribution,
     parts_of,
     rounding,
@@ -202,7 +203,13 @@ def _rough(event: Event, delta: float, neighbouring: Neighbouring) -> float | No
     """Epsilon on a grid four times as coarse: fast, still above the truth. None where it would not serve."""
     parts = parts_of(event)
     allowed = delta - rounding(parts)
-    if not parts or dp.NonPrivateDpEvent() in parts or allowed < delta / 2 or spread(parts, neighbouring) > 100:
+    if (
+        not parts
+        or has_search(parts)
+        or dp.NonPrivateDpEvent() in parts
+        or allowed < delta / 2
+        or spread(parts, neighbouring) > 100
+    ):
         return None
     grid = 4 * first_grid(parts, neighbouring)
     return float(loss_distribution(parts, neighbouring, grid).get_epsilon_for_delta(allowed))

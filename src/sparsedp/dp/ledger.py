@@ -47,6 +47,27 @@ def gaussian_event(rate: float, noise_multiplier: float) -> dp.DpEvent:
     return event if rate == 1.0 else dp.PoissonSampledDpEvent(float(rate), event)
 
 
+def search_event(trial: dp.DpEvent, mean: float, shape: float) -> dp.DpEvent:
+    """The best of a random number of trials, each of which is the event `trial` (Papernot and Steinke 2022).
+
+    The number of trials is Poisson (shape infinite), geometric (1), logarithmic (0) or truncated negative binomial (between).
+    """
+    require(
+        math.isfinite(mean) and mean >= 1, "the mean number of trials", mean, "it must be finite and at least 1", "10 is usual"
+    )
+    require(shape >= 0, "the shape of the number of trials", shape, "it cannot be negative", "1 is the geometric law")
+    return dp.dp_event.RepeatAndSelectDpEvent(_hashable(trial), float(mean), float(shape))
+
+
+def _hashable(event: dp.DpEvent) -> dp.DpEvent:
+    """The same event with tuples for lists, so that equal ones can be counted."""
+    if isinstance(event, dp.ComposedDpEvent):
+        return dp.ComposedDpEvent(tuple(_hashable(part) for part in event.events))
+    if isinstance(event, dp.SelfComposedDpEvent):
+        return dp.SelfComposedDpEvent(_hashable(event.event), event.count)
+    return event
+
+
 @dataclass(frozen=True)
 class Entry:
     """`count` equal events in a row, and what they were."""
@@ -103,7 +124,10 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "PoissonSampledDpEvent": {"sampling_probability": float, "event": dp.DpEvent},
     "SelfComposedDpEvent": {"event": dp.DpEvent, "count": int},
     "ComposedDpEvent": {"events": list},
+    "RepeatAndSelectDpEvent": {"event": dp.DpEvent, "mean": float, "shape": float},
 }
+_INFINITE = "infinity"
+"""The shape of a Poisson number of trials: JSON has no number for it."""
 
 
 def _event_to_json(event: dp.DpEvent) -> dict[str, Any]:
@@ -116,6 +140,8 @@ def _event_to_json(event: dp.DpEvent) -> dict[str, Any]:
         row[field] = (
             [_event_to_json(e) for e in value] if kind is list else _event_to_json(value) if kind is dp.DpEvent else value
         )
+        if (field, value) == ("shape", math.inf):
+            row[field] = _INFINITE
     return row
 
 
@@ -127,16 +153,31 @@ def _entry_from_json(row: object, place: int) -> Entry:
         )
     count = row["count"]
     require(
-        type(count) is int and count >= 1, f"the count of {name}", count, "an event happened at least once", "restore the file"
+        type(count) is int and 1 <= count < HIGHEST,
+        f"the count of {name}",
+        count,
+        "an event happened at least once",
+        "restore the file",
     )
-    return Entry(row["what"], _event_from_json(row["event"], name), count)
+    return Entry(row["what"], _event_from_json(row["event"], name, 0), count)
 
 
-def _event_from_json(row: object, name: str) -> dp.DpEvent:
+DEEPEST = 20  # events within each other; a ledger of this library has three
+HIGHEST = 2**63  # a count or a number beyond it is no event of any run, and no number that can be worked with
+
+
+def _event_from_json(row: object, name: str, depth: int = 0) -> dp.DpEvent:
     kind = row.get("type") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(kind, str) or kind not in _FIELDS or set(row) != {"type", *_FIELDS[kind]}:
         raise UsageError(f"The event of {name} is not one of {', '.join(_FIELDS)} with its fields; restore the file.")
-    fields = {field: _field_from_json(row[field], wanted, f"{field} in {name}") for field, wanted in _FIELDS[kind].items()}
+    if row.get("shape") == _INFINITE and depth <= DEEPEST:
+        mean = _field_from_json(row["mean"], float, f"mean in {name}")
+        return search_event(_event_from_json(row["event"], name, depth + 1), mean, math.inf)  # type: ignore[arg-type]
+    if depth > DEEPEST:
+        raise UsageError(f"The event of {name} is more than {DEEPEST} events within each other; restore the file.")
+    fields = {
+        field: _field_from_json(row[field], wanted, f"{field} in {name}", depth + 1) for field, wanted in _FIELDS[kind].items()
+    }
     rate = fields.get("sampling_probability", 0.0)
     require(
         isinstance(rate, float | int) and rate <= 1,
@@ -145,17 +186,19 @@ def _event_from_json(row: object, name: str) -> dp.DpEvent:
         "it is a probability",
         "restore the file",
     )
+    if kind == "RepeatAndSelectDpEvent":
+        return search_event(fields["event"], fields["mean"], fields["shape"])  # type: ignore[arg-type]
     return getattr(dp.dp_event, kind)(**fields)
 
 
-def _field_from_json(value: object, wanted: type, name: str) -> object:
+def _field_from_json(value: object, wanted: type, name: str, depth: int = 0) -> object:
     if wanted is dp.DpEvent:
-        return _event_from_json(value, name)
+        return _event_from_json(value, name, depth)
     if wanted is list:
         if not isinstance(value, list):
             raise wrong(name, type(value).__name__, "it is a list of events", "restore the file")
-        return [_event_from_json(row, name) for row in value]
-    whole = type(value) is int and value >= 0
+        return [_event_from_json(row, name, depth) for row in value]
+    whole = type(value) is int and 0 <= value < HIGHEST
     fits = whole if wanted is int else whole or (isinstance(value, float) and 0 <= value < math.inf)
     require(
         fits, name, value, f"it must be a finite {'count' if wanted is int else 'number'}, not below zero", "restore the file"

@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from sparsedp.dp.accounting import Ledger, Neighbouring, first_grid, loss_distribution, parts_of, rounding
+from sparsedp.dp.accounting import (
+    Ledger,
+    Neighbouring,
+    Parts,
+    first_grid,
+    has_search,
+    loss_distribution,
+    parts_of,
+    renyi,
+    rounding,
+)
 from sparsedp.errors import UsageError, require
 
 _POINTS = 281
@@ -58,6 +68,8 @@ def profile(
         return Profile(grid, (0.0,) * len(grid))
     if dp.NonPrivateDpEvent() in parts:
         raise UsageError("A release without noise has no privacy profile: an attacker can always tell; add noise first.")
+    if has_search(parts):
+        return _of_search(parts, neighbouring, epsilons)
     losses = loss_distribution(parts, neighbouring, first_grid(parts, neighbouring))
     allowance = rounding(parts)
     if epsilons is None:
@@ -65,6 +77,16 @@ def profile(
         epsilons = np.linspace(0.0, last, _POINTS).tolist()
     points = sorted(float(e) for e in epsilons)
     return Profile(tuple(points), tuple(min(1.0, float(losses.get_delta_for_epsilon(e)) + allowance) for e in points))
+
+
+def _of_search(parts: Parts, neighbouring: Neighbouring, epsilons: Sequence[float] | None) -> Profile:
+    """By Renyi differential privacy, which is all that is known of the best of several trials."""
+    require(neighbouring == "add-remove", "neighbouring", neighbouring, "a search is accounted for under add-remove alone",
+            "use add-remove")  # fmt: skip
+    spent = renyi(parts)
+    last = float(spent.get_epsilon(_SMALLEST))
+    points = sorted(float(e) for e in (np.linspace(0.0, last, _POINTS) if epsilons is None else epsilons))
+    return Profile(tuple(points), tuple(min(1.0, float(spent.get_delta(e))) for e in points))
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:

@@ -12,14 +12,29 @@ from torch.utils._pytree import tree_leaves
 from sparsedp.dp.clipping import Engine, Loss, Rows, reference, wide
 from sparsedp.dp.masks import Masks, participating
 from sparsedp.dp.randomness import Key, raw
+from sparsedp.errors import UsageError
+
+_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory could not be had."""
-    words = str(error).lower()
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
-    )
+    said = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in said for words in _WORDS)
+
+
+@contextmanager
+def memory_in_words() -> Iterator[None]:
+    """Where memory runs out for good, a sentence says so."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UsageError(
+            "Memory ran out; free some, or start the run with a smaller runtime.micro_batch. The same command takes a run that has "
+            "begun up again: nothing that was saved is lost."
+        ) from error
 
 
 def sheltered(engine: Engine) -> Engine:

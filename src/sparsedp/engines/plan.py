@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sparsedp.errors import UsageError
+from sparsedp.errors import UsageError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,19 @@ class Plan:
     def from_json(values: Mapping[str, Any]) -> Plan:
         """The plan that `to_json` wrote."""
         try:
-            return Plan(**values)
-        except TypeError as error:
-            raise UsageError(f"The recorded plan of the engine cannot be read ({error}); start a new run.") from error
+            plan = Plan(**values)
+            plan._check()
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"The recorded plan of the engine cannot be read ({shown(str(error))}); start a new run."
+            ) from error
+        return plan
+
+    def _check(self) -> None:
+        """Raises ValueError at what `to_json` would not have written."""
+        texts = [self.engine, *self.methods.keys(), *self.methods.values(), *self.costs.keys()]
+        counts = [count for count in (self.micro_batch, self.threads) if count is not None]
+        seconds = [second for row in self.costs.values() for second in row.values()]
+        sound = all(isinstance(text, str) for text in texts) and all(isinstance(second, int | float) for second in seconds)
+        if not sound or not all(type(count) is int and count >= 1 for count in counts):
+            raise ValueError("a value of another kind")

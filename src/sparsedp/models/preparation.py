@@ -19,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_leaves
 
-from sparsedp.errors import one_of, together
+from sparsedp.errors import UsageError, one_of, together
 from sparsedp.models.batchnorm import BatchNormReport, convert_batchnorm, freeze_batchnorm
 from sparsedp.models.registry import Shape, build
 from sparsedp.models.trainable import TrainableReport, set_trainable
@@ -101,6 +101,12 @@ def _trial(model: nn.Module, shape: Shape) -> Iterator[str]:
     try:
         one, other = (_outputs(model, images.to(device)) for images in (first, second))
         changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
+    except (AssertionError, IndexError, RuntimeError, TypeError) as error:
+        size = " x ".join(map(str, shape))
+        raise UsageError(
+            f"{type(model).__name__} cannot process images of {size} ({error or type(error).__name__}); choose another model or "
+            "size of image."
+        ) from error
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -57,7 +57,7 @@ def build(model: Model, shape: Shape, classes: int, generator: torch.Generator |
 def _factory(name: str) -> Factory:
     if name in OWN:
         return OWN[name]
-    if numbers := re.fullmatch(r"wrn_(\d+)_(\d+)(_s2)?", name):
+    if numbers := re.fullmatch(r"wrn_(\d{1,4})_(\d{1,3})(_s2)?", name, re.ASCII):
         return partial(_wrn, int(numbers[1]), int(numbers[2]), stem_stride=2 if numbers[3] else 1)
     if name.startswith("timm:"):
         return partial(_timm, name.removeprefix("timm:"))
