@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -26,14 +27,25 @@ PRELOADED = ("torch", "torch.func", "numpy", "scipy.stats", "dp_accounting", "py
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What the tests said of a mutant: `killer` is the first test that failed, None when they all passed."""
+class Task:
+    """Tests to be run against a mutant, or against the code as it is (None); `key` changes the random numbers of the tests."""
 
     mutant: Mutant | None
+    tests: tuple[str, ...]
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests said: `killer` is the first test that failed, None when they all passed. `processor` is seconds, with children."""
+
+    mutant: Mutant | None
+    tests: tuple[str, ...]
     code: int
     killer: str | None
     seconds: float
-    output: str
+    processor: float
+    output: str = ""
 
     @property
     def killed(self) -> bool:
@@ -56,31 +68,57 @@ class _FirstFailure:
         self.foreign = package is None or not str(package.__file__).startswith(self.folder)
 
 
-def outcomes(mutants: Sequence[Mutant | None], workers: int = 2) -> Iterator[Outcome]:
-    """One outcome after the other, in the order given. `None` is the code as it is, against every killer."""
+STATISTICAL = tuple(
+    f"tests/dp/test_{name}.py" for name in ("randomness", "sampling", "discrete", "noise", "selection", "mechanism")
+)
+"""Where a test looks at random numbers, so that right code could fail it under an unlucky key."""
+
+
+def against(mutants: Sequence[Mutant]) -> list[Task]:
+    """Every mutant against its own killers."""
+    return [Task(mutant, tuple(mutant.killers)) for mutant in mutants]
+
+
+def clean(mutants: Sequence[Mutant]) -> list[Task]:
+    """The code as it is against every killer of these mutants, file by file: whoever fails here cries wolf."""
+    killers = sorted({killer for mutant in mutants for killer in mutant.killers})
+    return [Task(None, tuple(tests)) for _, tests in itertools.groupby(killers, key=lambda killer: killer.split("::")[0])]
+
+
+def repeats(times: int) -> list[Task]:
+    """The code as it is against the statistical tests, so often, each time under a key of its own."""
+    return [Task(None, STATISTICAL, f"{number}") for number in range(1, times + 1)]
+
+
+def outcomes(tasks: Sequence[Task], workers: int = 2) -> Iterator[Outcome]:
+    """One outcome after the other, in the order given."""
     for name in PRELOADED:
         importlib.import_module(name)
     if "sparsedp" in sys.modules:
         raise AssertionError("sparsedp was imported before its wrong copies were made")
-    killers = sorted({killer for mutant in mutants if mutant for killer in mutant.killers})
-    tasks = [(mutant, list(mutant.killers) if mutant else killers) for mutant in mutants]
     with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=1) as pool:
         yield from pool.imap(_one, tasks, chunksize=1)
 
 
-def _one(task: tuple[Mutant | None, list[str]]) -> Outcome:
-    mutant, killers = task
-    started = time.monotonic()
+def _one(task: Task) -> Outcome:
+    os.environ["SPARSEDP_TEST_KEY"] = task.key
+    started, worked = time.monotonic(), _processor()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        write_copy(Path(folder), mutant)
+        write_copy(Path(folder), task.mutant)
         sys.path.insert(0, folder)
         os.chdir(ROOT)
         watcher, log = _FirstFailure(folder), Path(folder) / "output"
         with log.open("w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = _run_pytest(killers, watcher)
+            code = _run_pytest(list(task.tests), watcher)
         if watcher.foreign:
             code = 70
-        return Outcome(mutant, code, watcher.killer, time.monotonic() - started, log.read_text("utf-8")[-4000:])
+        took, worked = time.monotonic() - started, _processor() - worked
+        return Outcome(task.mutant, task.tests, code, watcher.killer, took, worked, log.read_text("utf-8")[-4000:])
+
+
+def _processor() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _run_pytest(killers: list[str], watcher: _FirstFailure) -> int:
