@@ -6,8 +6,9 @@ from torch import nn
 import sparsedp
 
 torch.manual_seed(0)  # for the toy data and the initial weights; the privacy noise never depends on it
-inputs = torch.randn(4000, 20)
+inputs = torch.randn(5000, 20)
 targets = (inputs @ torch.randn(20, 3)).argmax(1)
+inputs, targets, test_inputs, test_targets = inputs[:4000], targets[:4000], inputs[4000:], targets[4000:]
 
 model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
@@ -23,5 +24,5 @@ for batch in private.batches((inputs, targets)):  # in place of a DataLoader: ev
     scheduler.step()
 
 spent = private.spent()
-accuracy = float((model(inputs).argmax(1) == targets).float().mean())
+accuracy = float((model(test_inputs).argmax(1) == test_targets).float().mean())  # on the training data it would be one more release
 print(f"accuracy {100 * accuracy:.1f} %, epsilon {spent.epsilon:.3f} at delta {spent.delta:g}")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # and in the processes that tests start: several of them share the machine
 for name, examples, derandomize in (("quick", 60, True), ("release", 4000, False)):
     hypothesis.settings.register_profile(
         name,
