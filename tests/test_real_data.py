@@ -16,7 +16,7 @@ from sparsedp import data
 from sparsedp.config import Data, Run
 from sparsedp.recipes import recipe
 from tests.data.pictures import save_folder
-from tests.whole_runs import after, die, go, in_a_child, same_public
+from tests.whole_runs import die_after, go, in_a_child, same_public
 
 CIFAR = os.environ.get("SPARSEDP_TEST_CIFAR")
 needs_cifar = pytest.mark.skipif(not CIFAR, reason="SPARSEDP_TEST_CIFAR names no folder with CIFAR-10")
@@ -54,8 +54,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(name: str, tmp_path: Pat
     else:
         run = short(name, dir=CIFAR if name == "cifar10" else None)
     go(run, tmp_path / "whole")
-    asked = after(KILLED_AT)
-    how = in_a_child(lambda: go(run, tmp_path / "killed", stop=lambda: asked() and die()))  # type: ignore[func-returns-value, return-value]
+    how = in_a_child(lambda: go(run, tmp_path / "killed", stop=die_after(KILLED_AT)))
     assert os.WIFSIGNALED(how)
     go(run, tmp_path / "killed")
     same_public(tmp_path / "whole", tmp_path / "killed")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sparsedp import disk, environment, keys, private_metrics, training
+from sparsedp import beginning, disk, environment, keys, private_metrics, training
 from sparsedp.config import Data, Mechanism, Model, Optim, Run, Runtime, Sparsity
 from sparsedp.data import check, load
 from sparsedp.dp.accounting import epsilon
@@ -205,7 +205,7 @@ def test_another_machine_takes_fresh_noise_pays_again_and_keeps_the_target(
     assert in_a_child(lambda: dying_in_step(monkeypatch, run, tmp_path / "run", 4)) == signal.SIGKILL
     assert charged(tmp_path / "run") == 4
     here = environment.fingerprint(torch.device("cpu"))
-    monkeypatch.setattr(training, "fingerprint", lambda device: {**here, "torch": "another"})
+    monkeypatch.setattr(beginning, "fingerprint", lambda device: {**here, "torch": "another"})
     result = go(run, tmp_path / "run")
     assert [e.what for e in result.ledger.entries] == ["train", f"{FRESH}: 4 steps are charged again", "train"]
     assert charged(tmp_path / "run") == STEPS
@@ -244,6 +244,28 @@ def test_data_that_changed_meanwhile_are_other_data(tmp_path: Path, data: Path) 
     stopped(run, tmp_path / "run", 3)
     images(data, seed=5)
     assert any(e.what.startswith(FRESH) for e in go(run, tmp_path / "run").ledger.entries)
+
+
+def smoothed(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output, targets, reduction="none", label_smoothing=0.3)
+
+
+def test_another_loss_takes_fresh_noise(tmp_path: Path, data: Path) -> None:
+    """Under the same noise the difference of two releases of a step would be that of two sums, bare."""
+    run = tiny(data, runtime={"checkpoint_every": 10})
+    assert in_a_child(lambda: go(run, tmp_path / "run", stop=whole_runs.die_after(3))) == signal.SIGKILL
+    ledger = go(run, tmp_path / "run", loss=smoothed).ledger
+    assert [e.what for e in ledger.entries] == ["train", f"{FRESH}: 3 steps are charged again", "train"]
+
+
+@pytest.mark.parametrize("engine", ["functional", "fast"])
+def test_a_plan_that_was_lost_takes_fresh_noise_once(tmp_path: Path, data: Path, engine: str) -> None:
+    run = tiny(data, runtime={"checkpoint_every": 10, "engine": engine})
+    assert in_a_child(lambda: go(run, tmp_path / "run", stop=whole_runs.die_after(3))) == signal.SIGKILL
+    (tmp_path / "run" / "private" / "plans.json").unlink()
+    stopped(run, tmp_path / "run", 1)
+    ledger = go(run, tmp_path / "run").ledger
+    assert [e.what for e in ledger.entries] == ["train", f"{FRESH}: 3 steps are charged again", "train"]
 
 
 def test_an_old_ledger_is_refused(tmp_path: Path, data: Path) -> None:

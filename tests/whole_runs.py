@@ -107,6 +107,18 @@ def after(steps: int) -> Callable[[], bool]:
     return stop
 
 
+def die_after(steps: int) -> Callable[[], bool]:
+    """A `stop` that ends the process after so many steps, as if the power failed."""
+    asked = after(steps)
+
+    def stop() -> bool:
+        if asked():
+            die()
+        return False
+
+    return stop
+
+
 def stopped(run: Run, folder: Path, steps: int) -> None:
     """Train so many steps and stop."""
     with pytest.raises(Stopped, match="the same command takes the run up again"):
@@ -123,7 +135,7 @@ def published(folder: Path) -> dict[str, bytes]:
 
 def same_public(one: Path, other: Path) -> None:
     first, second = published(one), published(other)
-    assert first.keys() == second.keys()
+    assert first.keys() == second.keys(), f"not the same files: {sorted(first.keys() ^ second.keys())}"
     differing = [name for name in first if first[name] != second[name]]
     assert not differing, f"not the same to the byte: {differing}"
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsedp import disk, keys, mask_files
 from sparsedp.assembly import Parts
+from sparsedp.beginning import step_settings
 from sparsedp.config import Run
 from sparsedp.dp.clipping import Loss, Rows, reference, selected
 from sparsedp.dp.masks import Masks, participating
@@ -23,7 +24,6 @@ from sparsedp.errors import require
 from sparsedp.finished import finished_run, refuse_code
 from sparsedp.planning import Budget, budget
 from sparsedp.prune_run import before_training
-from sparsedp.training import step_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "numpy": metadata.version("numpy"),
-        "sparsedp": metadata.version("sparsedp"),
+        "sparsedp": source(),
         "machine": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

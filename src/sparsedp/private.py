@@ -34,6 +34,7 @@ from sparsedp.dp.values import public
 from sparsedp.engines import Plan, choose_engine
 from sparsedp.engines.care import drawing_from, out_of_memory, seeded, sheltered
 from sparsedp.engines.fitness import versions
+from sparsedp.engines.trial import checksum_of_sums
 from sparsedp.errors import BudgetError, UsageError, require
 from sparsedp.models.preparation import check_model
 from sparsedp.optimisers import Guard
@@ -157,6 +158,10 @@ class Private:
             if planned is None:
                 self._serve(dataclasses.replace(chosen_plan, micro_batch=self._micro_batch or chosen_plan.micro_batch or 64))
         return self._engine
+
+    def trial(self, source: Source) -> str:
+        """A checksum of what the engine sums on made-up rows: where it is another one, steps would not be what they were."""
+        return checksum_of_sums(self.prepare(source), self.model, self.loss, source.example(), self.settings.pruned)
 
     @property
     def micro_batch(self) -> int:

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from sparsedp import data, outputs, private_metrics, state
 from sparsedp.assembly import Parts, assemble, load_data
+from sparsedp.beginning import Begun, autocast, begin
 from sparsedp.budget_file import Account, BudgetFile, EnteredAlready, place
 from sparsedp.config import Run
 from sparsedp.data import DataSet
 from sparsedp.dp.clipping import Loss
 from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.masks import maskable_layers
-from sparsedp.dp.mechanism import Settings
-from sparsedp.dp.randomness import Key, raw
+from sparsedp.dp.randomness import Key
 from sparsedp.engines import NAMES as ENGINES
-from sparsedp.engines import Plan
 from sparsedp.engines.care import memory_in_words
-from sparsedp.environment import fingerprint, keep_memory
+from sparsedp.environment import keep_memory
 from sparsedp.errors import one_of
 from sparsedp.evaluation import Metrics, evaluate
 from sparsedp.images import plain_batches
-from sparsedp.optim import average_of, optimizer_for, scheduler_for
+from sparsedp.optim import optimizer_for
 from sparsedp.planning import Budget, budget
 from sparsedp.private import Private
 from sparsedp.prune_run import before_training, prune_for_run
-from sparsedp.pruning import Pruned
 from sparsedp.rundir import RunDir
-from sparsedp.sources import Source
 from sparsedp.state import Learner, Progress
 
 
@@ -133,9 +128,10 @@ def _carry_out(setting: Setting, account: Account, began: float, stop: Callable[
     run = setting.run
     with account:
         pruned = prune_for_run(setting)
-        learner, private, source, progress = _begin(setting, pruned)
-        setting.reporter.start(run, setting.plan, progress.taken)
-        seconds = _loop(setting, learner, private, source, progress, began, stop)
+        begun = begin(setting, pruned)
+        learner, private = begun.learner, begun.private
+        setting.reporter.start(run, setting.plan, begun.progress.taken)
+        seconds = _loop(setting, begun, began, stop)
         results = _measure(setting, learner, private)
         account.spent(private.ledger)
         together = account.together()
@@ -179,74 +175,17 @@ def _account(setting: Setting) -> BudgetFile:
     return BudgetFile(*where, setting.plan, run.mechanism.delta, setting.reporter)
 
 
-def step_settings(run: Run, plan: Budget, pruned: Pruned | None, trained: nn.Module) -> Settings:
-    """The public facts of a training step."""
-    s, m = run.sparsity, run.mechanism
-    return Settings(
-        num_units=plan.num_units, batch_size=m.batch_size, noise_multiplier=plan.noise_multiplier,
-        clip=m.clip if m.private else float("inf"), layers=maskable_layers(trained, s.granularity, s.maskable),
-        drop=s.drop, drop_rate=s.drop_rate, pruned=pruned.masks if pruned else {}, unit_norm=m.unit_norm,
-        exact=m.arithmetic == "exact",
-    )  # fmt: skip
-
-
-def _begin(setting: Setting, pruned: Pruned | None) -> tuple[Learner, Private, Source, Progress]:
-    """Optimiser, average and private side, as at the start or as the last checkpoint has them."""
-    run, folder, model = setting.run, setting.folder, setting.parts.model
-    optimizer = optimizer_for(model, run.optim)
-    average = None if run.optim.average_decay is None else average_of(model, run.optim.average_decay)
-    learner = Learner(model, average, optimizer, scheduler_for(optimizer, run.optim, setting.plan.steps))
-    before = folder.read_ledger()
-    found = state.take_up(folder, learner, before, bits_depend_on(setting))
-    for line in found.notes:
-        setting.reporter.note(line)
-    progress, key = found.progress, found.progress.key(setting.key)
-
-    def on_plan(step: int, plan: Plan) -> None:
-        folder.write_plans(private.plans)
-        for line in private.notes if step == progress.taken else ():
-            setting.reporter.note(line)
-
-    private = Private(
-        model, optimizer, setting.parts.loss, step_settings(run, setting.plan, pruned, model),
-        steps=setting.plan.steps - progress.extra, key=key,
-        engine=run.runtime.engine, micro_batch=run.runtime.micro_batch, on_spend=folder.write_ledger,
-        on_plan=on_plan,
-    )  # fmt: skip
-    private.resume(progress.taken, found.ledger, found.charged, folder.read_plans())
-    source = setting.parts.source(key)
-    if found.ledger != before:
-        folder.write_ledger(found.ledger)
-    folder.keep_metrics(progress.taken, private.steps or 0)
-    state.save(folder, learner, progress, bits_depend_on(setting))
-    return learner, private, source, progress
-
-
-def bits_depend_on(setting: Setting) -> dict[str, Any]:
-    """What must be equal for a replayed step to be equal to the bit; these are checksums, and stay in private/."""
-    mark = raw(setting.key, 16, "which key this is").hex()
-    return {**fingerprint(setting.parts.device), "data": setting.data_checksum, "key": mark}
-
-
-def _loop(
-    setting: Setting,
-    learner: Learner,
-    private: Private,
-    source: Source,
-    progress: Progress,
-    began: float,
-    stop: Callable[[], bool],
-) -> float:
+def _loop(setting: Setting, begun: Begun, began: float, stop: Callable[[], bool]) -> float:
     """The training loop. Returns the seconds it took, over all resumptions."""
-    runtime = setting.run.runtime
-    begun = learner.model.training
+    runtime, learner, private, progress = setting.run.runtime, begun.learner, begun.private, begun.progress
+    mode = learner.model.training
     learner.model.train()
 
     def now() -> Progress:
         return replace(progress, taken=private.taken, seconds=max(0.0, progress.seconds + time.monotonic() - began))
 
-    for batch in private.batches(source):
-        with _autocast(setting):
+    for batch in private.batches(begun.source):
+        with autocast(setting):
             private.backward(batch)
         learner.optimizer.step()
         learner.scheduler.step()
@@ -258,25 +197,16 @@ def _loop(
             learner.model.train()
         stopping = stop()
         if stopping or _due(runtime.checkpoint_every, private.taken):
-            state.save(setting.folder, learner, now(), bits_depend_on(setting))
+            state.save(setting.folder, learner, now(), begun.bits)
         if stopping:
             raise Stopped(f"stopped after {private.taken} of {private.steps} steps; the same command takes the run up again.")
-    learner.model.train(begun)
-    state.save(setting.folder, learner, now(), bits_depend_on(setting))
+    learner.model.train(mode)
+    state.save(setting.folder, learner, now(), begun.bits)
     return now().seconds
 
 
 def _due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
-
-
-@contextmanager
-def _autocast(setting: Setting) -> Iterator[None]:
-    if setting.run.runtime.autocast == "none":
-        yield
-    else:
-        with torch.autocast(setting.parts.device.type, dtype=torch.bfloat16):
-            yield
 
 
 def _measure(setting: Setting, learner: Learner, private: Private) -> dict[str, Metrics]:

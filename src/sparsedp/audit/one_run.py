@@ -22,6 +22,7 @@ from sparsedp.apply_masks import prepare_for
 from sparsedp.assembly import Parts
 from sparsedp.audit import bounds, one_run_bounds
 from sparsedp.audit.gradient import LOWER, VIOLATION, Finding
+from sparsedp.beginning import step_settings
 from sparsedp.dp.accounting import epsilon
 from sparsedp.dp.clipping import Engine, Loss, Rows, factor_of
 from sparsedp.dp.ledger import Ledger, gaussian_event
@@ -40,7 +41,6 @@ from sparsedp.planning import Budget
 from sparsedp.prune_run import private_data
 from sparsedp.pruning import Pruned, prune
 from sparsedp.sources import parts
-from sparsedp.training import step_settings
 
 MOST = 5000
 PRICE = 0.2
