@@ -1,6 +1,7 @@
 """Compute a run's epsilon again from its public/privacy.json, with dp_accounting and nothing of sparsedp."""
 
 import json
+import logging
 import pathlib
 import sys
 
@@ -24,6 +25,7 @@ def epsilon(entries, by):
     return accountant.get_epsilon(by["delta"] - by["rounding"])
 
 
+logging.disable(logging.WARNING)  # of the orders that RdpAccountant leaves out
 stated = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
 if stated["epsilon"] is None:
     sys.exit(f"{stated['stamp']}: there is no epsilon to compute")

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "dp.noise": SHARED_WORDS | {"dp.discrete"},
     "dp.pruning": SHARED_WORDS,
     "dp.ledger": {"errors"},
-    "dp.accounting": {"errors", "dp.ledger"},
+    "dp.parts": {"errors", "dp.ledger"},
+    "dp.accounting": {"errors", "dp.ledger", "dp.parts"},
     "dp.tradeoff": {"errors", "dp.ledger", "dp.accounting"},
     "dp.calibration": {"errors", "dp.ledger", "dp.accounting", "dp.tradeoff"},
 }

@@ -114,6 +114,8 @@ ERRORS: dict[str, tuple[list[str], int]] = {
     "account-required": (["account"], 2),
     "account-bad-delta": (["account", "--num-examples", "100", "--batch-size", "10", "--steps", "3", "--epsilon", "1", "--delta", "2"], 2),
     "doctor-unfinished": (["doctor", "begun"], 2),
+    "tune-no-score": (["tune", "smoke", *SMALL, "--try", "optim.lr=1,2"], 2),
+    "tune-other-cost": (["tune", "smoke", *SMALL, "--try", "mechanism.steps=3,4", "--score", "public"], 2),
     "prune-none": (["prune", "smoke", *SMALL, "--sparsity.prune", "none", "--sparsity.prune-rate", "0"], 2),
     "prune-bad-rate": (["prune", "smoke", *SMALL, "--rate", "1.5"], 2),
     "account": (["account", "--num-examples", "100", "--batch-size", "10", "--steps", "3", "--noise-multiplier", "2"], 0),
@@ -210,7 +212,7 @@ def test_a_dry_run_says_what_it_costs_and_touches_nothing(here: Path, capsys: py
 def test_predict_is_the_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
-    from sparsedp import verbs
+    from sparsedp import finished
     from sparsedp.data import load
     from sparsedp.data.augment import Augmentation, evaluation_view
 
@@ -218,7 +220,7 @@ def test_predict_is_the_model(here: Path, capsys: pytest.CaptureFixture[str]) ->
     for number, image in enumerate(pixels):
         (here / f"{number}.png").write_bytes(png(image))
     _, out, _ = said(["predict", "done", "0.png", "1.png", "2.png", "--json"], capsys)
-    run, model, _, _ = verbs.load_model(here / "done", average=False)
+    run, model, _, _ = finished.load_model(here / "done", average=False)
     with torch.no_grad():
         chances = model(evaluation_view(torch.from_numpy(pixels), Augmentation("none", load(run.data).normalisation))).softmax(
             1

@@ -45,7 +45,7 @@ def test_what_was_saved_comes_back(family: str, settings: dict[str, Any], tmp_pa
     loaded = mask_files.load(mask_files.save(tmp_path / "mask.safetensors", saved), model)
     assert list(loaded.masks) == list(saved.masks)
     assert all(torch.equal(loaded.masks[n], saved.masks[n]) and loaded.masks[n].dtype == torch.bool for n in saved.masks)
-    for field in ("event", "criterion", "rate", "granularity", "private", "layers", "maskable"):
+    for field in ("event", "criterion", "rate", "granularity", "private", "key_given", "layers", "maskable"):
         assert getattr(loaded, field) == getattr(saved, field), field
     assert loaded.report.to_json() == saved.report.to_json()
 
@@ -147,8 +147,18 @@ def test_damaged_files_are_refused(seed: int, tmp_path_factory: pytest.TempPathF
             assert all(torch.equal(m, original.masks[n]) for n, m in loaded.masks.items()) and loaded.rate == original.rate
 
 
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "BF16"])
+def test_numbers_of_a_type_that_numpy_lacks_are_refused(kind: str, tmp_path: Path) -> None:
+    header = json.dumps(
+        {"0.weight": {"dtype": kind, "shape": [4], "data_offsets": [0, 4 * (2 if kind == "BF16" else 1)]}}
+    ).encode()
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8 if kind == "BF16" else 4))
+    with pytest.raises(UsageError, match=r"is not a whole mask file .*sparsedp prune'\.$"):
+        mask_files.load(tmp_path / "m")
+
+
 REPLACED = {
-    "version": 2, "criterion": None, "private": 1, "rate": 1.5, "granularity": "row", "maskable": "weight", "ledger": [],
+    "version": 1, "criterion": None, "private": 1, "key_given": 0, "rate": 1.5, "granularity": "row", "maskable": "weight", "ledger": [],
     "layers": [{"name": "1.weight", "shape": [3, 50], "by_filter": 0}],
 }  # fmt: skip
 

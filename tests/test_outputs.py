@@ -119,8 +119,36 @@ def test_the_statement_is_bound_to_the_files_that_it_speaks_of(tmp_path: Path, d
 
 def test_tensorboard_has_the_public_numbers(tmp_path: Path, data: Path) -> None:
     pytest.importorskip("tensorboard")
-    go(tiny(data, runtime={"tensorboard": True}), tmp_path / "run")
-    assert list((tmp_path / "run" / "public" / "tensorboard").glob("events*"))
+    go(tiny(data, runtime={"tensorboard": True, "evaluate_every": 3}), tmp_path / "run")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    files = sorted((tmp_path / "run" / "public" / "tensorboard").glob("events.out.tfevents*"))
+    assert [path.name for path in files] == [
+        "events.out.tfevents.0000000003.sparsedp",
+        "events.out.tfevents.0000000006.sparsedp",
+    ]
+    assert {event.wall_time for path in files for event in EventFileLoader(str(path)).Load()} == {0.0, 3.0, 6.0}, (
+        "steps, no times"
+    )
+    lines = [json.loads(line) for line in (tmp_path / "run" / "public" / "metrics.jsonl").read_text().splitlines()]
+    board = EventAccumulator(str(tmp_path / "run" / "public" / "tensorboard")).Reload()
+    for tag, values in (("epsilon", [x["epsilon"] for x in lines]), ("last/accuracy", [x["last"]["accuracy"] for x in lines])):
+        scalars = [(event.step, event.value) for event in board.Scalars(tag)]
+        assert [step for step, _ in scalars] == [3, 6] and [v for _, v in scalars] == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0, 0.01), (0.0101, 0.011), (0.5, 0.5), (0.991, 1.0), (1.0, 1.0), (9.95, 10.0), (123.4, 130.0), (86400.3, 87000.0)]
+)  # fmt: skip
+def test_seconds_are_rounded_up_to_two_digits(seconds: float, told: float) -> None:
+    assert outputs.rounded_up(seconds) == told
+
+
+def test_the_summary_tells_no_exact_time(tmp_path: Path, data: Path) -> None:
+    summary = go(tiny(data), tmp_path / "run").summary
+    assert summary["seconds"] == outputs.rounded_up(summary["seconds"]) == float(f"{summary['seconds']:.2g}")
+    assert summary["throughput"] == round(6 * 16 / summary["seconds"], 2)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("epsilon 0", {"epsilon": 0.0, "noise_multiplier": None}, "epsilon is 0.0"),
     ("steps 0", {"steps": 0}, "steps is 0"),
     ("two missing", {"steps": None}, "two of epsilon, noise_multiplier and steps decide the third"),
+    ("criterion", {"drop": "largest", "drop_rate": 0.5}, "drop is 'largest', which is not known; choose one of magnitude"),
+    ("a rate of nothing", {"drop_rate": 0.5}, "drop_rate is 0.5, but nothing is dropped while drop is 'none'"),
+    ("patterns of nothing", {"drop": "random", "drop_rate": 0.5, "maskable": ["0.*", "nosuch*"]}, r"maskable pattern is 'nosuch\*', but no"),
+    ("no noise to speak of", {"noise_multiplier": 1e-200}, "noise_multiplier is 1e-200, but it must be 0, or finite and at least 0.001"),
+    ("rows at once", {"micro_batch": 0}, "micro_batch is 0, but there must be at least one"),
+    ("half a step", {"steps": 2.5}, "steps is 2.5, but it must be a whole number or left out"),
+    ("exact and no noise", {"exact": True, "noise_multiplier": 0.0}, "exact arithmetic is that of the noise, and this run has none"),
     ("past the target", {"epsilon": 0.1}, "epsilon 0.1 would be passed"),
     ("granularity", {"granularity": "channel"}, "granularity is 'channel'"),
     ("a mask of nothing", {"pruned": {"no.weight": torch.ones(2, dtype=torch.bool)}}, "mask for 'no.weight', but no trained"),
@@ -131,7 +138,9 @@ def worst(output: Tensor, labels: Tensor) -> Tensor:
 
 
 LATE: list[tuple[str, dict[str, Any], Any, str]] = [
-    ("criterion", {"drop": "largest", "drop_rate": 0.5}, None, "drop criterion is 'largest', which is not known; choose one of"),
+    ("too many coordinates", {"exact": True, "noise_multiplier": 1e5}, None, "selected coordinates is .* has a grid for at most 1; drop"),
+    ("labels of floats", {}, (data_of()[0], data_of()[1].float()), r"whose targets are float32 \(\)"),
+    ("labels in a column", {}, (data_of()[0], data_of()[1][:, None]), r"whose targets are int64 \(1,\)"),
     ("own criterion of a wrong shape", {"drop": lambda layer, weight, draw: weight[0], "drop_rate": 0.5}, None, "scores for 0.weight"),
     ("loss averaged", {"loss": nn.CrossEntropyLoss()}, None, r"loss returned \(\) for .* rows.*reduction='none'"),
     ("loss of one row", {"loss": worst}, None, r"loss returned \(1,\) for .* rows"),
@@ -160,9 +169,37 @@ def test_what_only_the_first_batch_shows_is_refused_before_anything_is_spent(
     assert all(torch.equal(before[n], t) for n, t in tensors_of(model).items())
 
 
+def test_dropping_where_nothing_can_be_dropped_is_refused_and_what_is_left_whole_is_told() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(WIDTH, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    bare = Bare()
+    with pytest.raises(
+        UsageError, match=r"^drop_rate is 0.9, but the model has no weight that may be masked; give maskable patterns"
+    ):
+        attach(bare, sgd(bare), drop="random", drop_rate=0.9)
+    assert attach(bare, sgd(bare), drop="random", drop_rate=0.9, maskable=["w"]).notes == ()
+    half = nn.Sequential(bare, nn.Linear(3, 3))
+    private = attach(half, optimizer := sgd(half), drop="random", drop_rate=0.5)
+    loop(private, optimizer)
+    assert private.notes[0] == "not masked, and take part in every step: 0.w; give maskable patterns to mask them."
+    assert attach(half, sgd(half)).notes == ()
+
+
+def test_spent_answers_at_the_delta_that_was_asked_for() -> None:
+    _, optimizer, private = ready(delta=1e-4)
+    loop(private, optimizer)
+    assert private.spent() == private.spent(1e-4) != private.spent(1e-5)
+
+
 def test_batchnorm_in_training_mode_is_refused() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    with pytest.raises(UsageError, match="1 is a BatchNorm1d, which mixes the examples"):
+    with pytest.raises(UsageError, match="layer '1' is a BatchNorm1d, which mixes the examples"):
         attach(model, sgd(model))
 
 

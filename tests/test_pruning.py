@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sparsedp.config import Sparsity
 from sparsedp.dp import mechanism
 from sparsedp.dp.accounting import epsilon
-from sparsedp.dp.clipping import Rows
+from sparsedp.dp.clipping import Rows, reference
 from sparsedp.dp.ledger import Ledger, training_event
 from sparsedp.dp.masks import maskable_layers
 from sparsedp.dp.pruning import from_scores, saliency
@@ -48,7 +48,7 @@ def private(units: list[Unit], part: int = 3, **changes: Any) -> PrivateData:
     return PrivateData(num_units=len(units), read=read, loss=cross_entropy, **changes)
 
 
-def snip_settings(sigma: float = 2.0, rate: float = 0.6, clip: float = 0.01, **changes: Any) -> Sparsity:
+def snip_settings(sigma: float | None = 2.0, rate: float = 0.6, clip: float = 0.01, **changes: Any) -> Sparsity:
     return Sparsity(prune="dp-snip", prune_rate=rate, snip_noise_multiplier=sigma, snip_clip=clip, **changes)
 
 
@@ -107,7 +107,8 @@ def test_snip_is_theta_times_the_summed_gradient(granularity: Any) -> None:
     scores = {la.name: (product[la.name].sum(1) if la.by_filter else product[la.name]).abs() for la in layers}
     expected = from_scores(layers, scores, 0.7)
     plain = prune(model, sparsity, KEY, data=private(units))
-    nearly = prune(model, snip_settings(1e-16, 0.7, 1e6, granularity=granularity), KEY, data=private(units))
+    given = snip_settings(None, 0.7, 1e6, granularity=granularity, snip_epsilon=1.0)
+    nearly = prune(model, given, KEY, data=private(units, noise_multiplier=1e-16))
     assert all(torch.equal(plain.masks[n], expected[n]) and torch.equal(nearly.masks[n], expected[n]) for n in expected)
 
 
@@ -119,6 +120,21 @@ def test_the_mask_does_not_depend_on_micro_batches_or_the_engine(granularity: An
     masks = [prune(model, sparsity, KEY, data=private(units, part)) for part in (1, 4, 15)]
     masks.append(prune(model, sparsity, KEY, data=private(units, engine=lambda connected: functional)))
     assert all(same(masks[0], other) for other in masks[1:])
+
+
+@pytest.mark.parametrize(("engine", "exact"), [(reference, False), (functional, False), (reference, True)])
+def test_a_unit_that_makes_the_loss_raise_counts_as_zero(engine: Any, exact: bool) -> None:
+    """Once the event is recorded, no one record decides whether there is a mask."""
+    model, units = build("conv", 3, torch.float32), units_of(10)
+    ((x, y),) = units[4]
+    ends = []
+    for odd in ((x, y + CLASSES), (torch.full_like(x, torch.nan), y), (x, y)):
+        events: list[str] = []
+        data = private([*units[:4], (odd,), *units[5:]], engine=lambda _: engine, exact=exact)
+        settings = snip_settings(1e-6, 0.5, 1e6)
+        ends.append(prune(model, settings, KEY, data=data, record=lambda what, _, to=events: to.append(what)))  # type: ignore[misc]
+        assert events == ["dp-snip"]
+    assert same(ends[0], ends[1]) and not same(ends[0], ends[2])
 
 
 def test_views_of_one_unit_are_averaged_before_clipping() -> None:
@@ -261,7 +277,10 @@ def test_the_overlap_with_snip_grows_with_epsilon_and_falls_to_chance() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(50, 30), nn.Tanh(), nn.Linear(30, CLASSES)).double()
     data = private(units_of(64), 64, engine=lambda connected: functional)
     plain = prune(model, Sparsity(prune="snip-not-private", prune_rate=0.8), KEY, data=data)
-    shares = [overlap(prune(model, snip_settings(s, 0.8, 1e3), KEY, data=data), plain) for s in (1e-8, 3e-5, 3e-4, 1e3)]
+    shares = []
+    for sigma in (1e-8, 3e-5, 3e-4, 1e3):
+        noised = dataclasses.replace(data, noise_multiplier=sigma)
+        shares.append(overlap(prune(model, snip_settings(None, 0.8, 1e3, snip_epsilon=1.0), KEY, data=noised), plain))
     assert shares[0] == 1.0 and shares[0] > shares[1] > shares[2] > shares[3]
     assert abs(shares[3] - 0.2) < 0.06
 
@@ -295,7 +314,7 @@ def test_refusals_name_the_value_and_the_remedy() -> None:
     with pytest.raises(UsageError, match="give it once"):
         prune(model, snip_settings(2.0), KEY, data=dataclasses.replace(data, noise_multiplier=1.0))
     with pytest.raises(UsageError, match="snip-not-private"):
-        prune(model, Sparsity(prune="magnitude", prune_rate=0.5), KEY)  # type: ignore[arg-type]
+        Sparsity(prune="magnitude", prune_rate=0.5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no weight that may be masked"):
         prune(nn.LayerNorm(3), Sparsity(prune="random", prune_rate=0.5), KEY)
     assert prune(model, Sparsity(), KEY).masks == {}

@@ -65,6 +65,16 @@ def test_at_the_last_coordinate_of_a_layer(monkeypatch: pytest.MonkeyPatch, drop
     assert_no_leak(frozen, results)
 
 
+@pytest.mark.parametrize("grain", ["weight", "filter"])
+def test_magnitudes_are_those_of_released_weights(monkeypatch: pytest.MonkeyPatch, grain: str) -> None:
+    """Over several steps, for every unit: half of the coordinates dropped, so that ranks are close and any other copy shows."""
+    world = collapsed_world("conv")
+    chosen = settings_for(world, grain, drop="magnitude", drop_rate=0.5, batch_size=8)
+    around = [world, *(world.with_unit(index, ()) for index in range(len(world.units)))]
+    frozen, results = replayed(monkeypatch, [lambda w=w: run(w, chosen, steps=4) for w in around])
+    assert_no_leak(frozen, results)
+
+
 @pytest.mark.parametrize("batch_size", [4, 8])
 @pytest.mark.parametrize("exact", [False, True])
 def test_dp_snip_leaks_nothing(monkeypatch: pytest.MonkeyPatch, batch_size: int, exact: bool) -> None:

@@ -80,11 +80,33 @@ def test_the_run_of_a_config_is_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "spoilt", [{}, [], {"data": 3}, {**rundir.describe(RUN), "optim": {"speed": 1}}, {**rundir.describe(RUN), "model": None}]
-)
+    "spoilt",
+    [
+        {}, [], {"data": 3}, {**rundir.describe(RUN), "optim": {"speed": 1}}, {**rundir.describe(RUN), "model": None},
+        {**rundir.describe(RUN), "mechanism": {"epsilon": 1.0, "steps": 1, "clip": 10**400}},
+    ],
+)  # fmt: skip
 def test_a_config_that_cannot_be_read_is_named(spoilt: Any) -> None:
     with pytest.raises(UsageError, match="configuration cannot be read.*use the version of sparsedp that wrote it"):
         rundir.run_of(spoilt)
+
+
+@pytest.mark.parametrize(
+    "section, name, odd",
+    [
+        ("data", "name", 3), ("data", "limit", 1.5), ("data", "limit", True), ("model", "name", None), ("mechanism", "private", 1),
+        ("mechanism", "steps", 4.0), ("mechanism", "steps", True), ("mechanism", "accountant", "none"), ("optim", "lr", True),
+        ("optim", "lr", 10**400), ("optim", "momentum", "0"), ("runtime", "threads", "2"), ("runtime", "export", [1]),
+        ("runtime", "device", ["cpu"]),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_refused_by_name(section: str, name: str, odd: Any) -> None:
+    described = rundir.describe(RUN)
+    described[section] = {**described[section], name: odd}
+    with pytest.raises(
+        UsageError, match=rf"^(the recorded {section}\.)?{name} is .*\.$|^The configuration cannot be read \(.*\); use .*\.$"
+    ):
+        rundir.run_of(described)
 
 
 def test_a_config_that_breaks_a_rule_is_refused() -> None:
@@ -141,7 +163,7 @@ def test_the_key_is_fresh_kept_for_the_owner_alone_and_erased(folder: RunDir, tm
     (folder.states / "step-00000001.state").write_bytes(b"x")
     folder.finish()
     assert twin.read_bytes() == bytes(32), "overwritten, and not only unlinked"
-    assert sorted(p.name for p in folder.private.iterdir()) == ["lock"]
+    assert sorted(p.name for p in folder.private.iterdir()) == ["lock", "where.json"]
     folder.finish()
 
 
@@ -182,6 +204,23 @@ def test_ledger_and_plans_come_back(folder: RunDir) -> None:
     folder.write_plans(plans)
     assert folder.read_ledger() == ledger and folder.read_plans() == plans
     assert stat.S_IMODE((folder.private / "plans.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "odd", ["[]", "3", '{"x": {}}', '{"-1": {}}', '{"\u0663": {}}', '{"%s": {}}' % ("9" * 5000), '{"1": 3}']
+)
+def test_plans_that_were_damaged_are_refused_in_a_sentence(folder: RunDir, odd: str) -> None:
+    (folder.private / "plans.json").write_text(odd)
+    with pytest.raises(UsageError, match=r"^[^\n]*; start a new run\.$"):
+        folder.read_plans()
+
+
+def test_lines_of_metrics_that_are_no_text_are_let_go(folder: RunDir) -> None:
+    path = folder.public / "metrics.jsonl"
+    odd = (b"\xff\n", b"[1]\n", b'{"step": "x"}\n', b'{"step": 1e999}\n', b"[" * 100_000 + b"\n", b'{"step": NaN}\n')
+    path.write_bytes(b'{"step": 2}\n' + b"".join(odd) + b'{"step": 3}\n')
+    folder.keep_metrics(4, 10)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 3]
 
 
 def test_metrics_are_kept_up_to_the_checkpoint_and_a_torn_line_is_not(folder: RunDir) -> None:

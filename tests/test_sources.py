@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from sparsedp.dp.clipping import clipped_sum, reference
+from sparsedp.dp.clipping import Rows, clipped_sum, reference
 from sparsedp.errors import UsageError
 from sparsedp.sources import DatasetSource, TensorSource, as_source, parts
 from tests.own_loop import ROWS, WIDTH, attach, cross_entropy, data_of, loop, model_of
@@ -51,6 +52,7 @@ def test_all_kinds_of_data_give_the_same() -> None:
     assert same(expected, trained(TensorDataset(inputs, labels)))
     assert same(expected, trained([(x, int(y)) for x, y in zip(inputs, labels, strict=True)]))
     assert same(expected, trained(TensorSource(inputs, labels)))
+    assert pairs.read[:ROWS] == list(range(ROWS)), "all are looked at once, before anything is spent"
     assert len(pairs.read) < 3 * ROWS, "rows that are not in the batch are not read"
 
 
@@ -154,33 +156,113 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_a_record_unlike_the_first_changes_nothing_of_the_others(odd: Any) -> None:
-    """Collated with the others it would raise, or change the type of all of them."""
+def test_a_record_that_becomes_unlike_the_others_changes_nothing_of_them(odd: Any) -> None:
+    """Collated with the others it would raise, or change the type of all of them. Also the first one decides nothing."""
     inputs, labels = data_of()
-    rows: list[Any] = [(x, int(y)) for x, y in zip(inputs, labels, strict=True)]
-    without = DatasetSource(rows).read(torch.tensor([3, 9, 4]), 0)
-    rows[7] = odd
-    found = DatasetSource(rows).read(torch.tensor([3, 7, 9, 4]), 0)
+    for place in (7, 0):
+        rows: list[Any] = [(x, int(y)) for x, y in zip(inputs, labels, strict=True)]
+        source = DatasetSource(rows)
+        (without,) = source.read(torch.tensor([3, 9, 4]), 0)
+        rows[place] = odd
+        (found,) = source.read(torch.tensor([3, place, 9, 4]), 0)
+        _same_rows(found, without)
+
+
+def _same_rows(found: Rows, without: Rows) -> None:
     assert torch.equal(found.inputs, without.inputs) and found.inputs.dtype == without.inputs.dtype
     assert torch.equal(found.targets, without.targets) and torch.equal(found.unit, without.unit) and found.units == 3
 
 
-def test_rows_that_a_collate_of_ones_own_pads_may_differ_in_length() -> None:
-    def pad(items: list[Any]) -> tuple[Tensor, Tensor]:
-        return nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True), torch.tensor([y for _, y in items])
+@pytest.mark.parametrize("place", [0, 7])
+def test_rows_that_differ_from_the_start_are_told_in_one_sentence(place: int) -> None:
+    inputs, labels = data_of()
+    rows: list[Any] = [(x, int(y)) for x, y in zip(inputs, labels, strict=True)]
+    rows[place] = (torch.zeros(WIDTH + 1), 0)
+    said = rf"^39 have inputs float32 \({WIDTH},\) and targets int64 \(\), 1 has inputs float32 \({WIDTH + 1},\) .* of 40 rows .*\.$"
+    with pytest.raises(UsageError, match=said):
+        DatasetSource(rows)
+    with pytest.raises(UsageError, match="of 20 units of the data set cannot be read and collated"):
+        DatasetSource(rows, torch.arange(ROWS) // 2)
 
-    rows = [(torch.ones(length), length) for length in (2, 5, 3)]
-    assert DatasetSource(rows, collate=pad).read(torch.arange(3), 0).inputs.shape == (3, 5)
+
+def test_names_beside_the_tensors_are_refused_and_not_quoted() -> None:
+    """A list of names would reach every row of a micro-batch."""
+    rows = [({"x": x, "name": f"patient {i}"}, 0) for i, x in enumerate(data_of()[0])]
+    with pytest.raises(UsageError, match="and there are 37 kinds more of 40 rows") as caught:
+        DatasetSource(rows)
+    assert "patient" not in str(caught.value)
 
 
-def test_a_first_record_that_cannot_be_read_is_said_without_what_is_in_it() -> None:
+NUMBERS: list[Any] = [3, np.int32(3), np.uint8(3), torch.tensor(3, dtype=torch.int16), torch.tensor(3)]
+FRACTIONS: list[Any] = [0.5, np.float64(0.5), np.float32(0.5), torch.tensor(0.5, dtype=torch.float16)]
+
+
+@pytest.mark.parametrize(("written", "kind"), [(NUMBERS, torch.int64), (FRACTIONS, torch.float32)], ids=["whole", "fractions"])
+def test_labels_count_however_a_number_is_written(written: list[Any], kind: torch.dtype) -> None:
+    rows = [(torch.ones(WIDTH), number) for number in written]
+    (found,) = DatasetSource(rows).read(torch.arange(len(rows)), 0)
+    assert found.units == len(rows) and found.targets.dtype == kind
+    assert found.targets.tolist() == [float(written[0])] * len(rows)
+
+
+def pad(items: list[Any]) -> tuple[Tensor, Tensor]:
+    return nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True), torch.tensor([y for _, y in items])
+
+
+def test_rows_of_other_lengths_are_never_padded_to_each_other() -> None:
+    """They stand apart, in the order in which their lengths come; the rows of one unit are padded to that unit."""
+    rows = [(torch.full((length,), float(length)), length) for length in (2, 5, 2, 3)]
+    found = DatasetSource(rows, collate=pad).read(torch.tensor([0, 1, 2]), 0)
+    assert [r.inputs.tolist() for r in found] == [[[2.0] * 2] * 2, [[5.0] * 5]]
+    assert [(r.units, r.unit.tolist(), r.targets.tolist()) for r in found] == [(2, [0, 1], [2, 2]), (1, [0], [5])]
+    (first, second) = DatasetSource(rows, torch.tensor([0, 0, 1, 1]), pad).read(torch.arange(2), 0)
+    assert (
+        first.inputs.shape == (2, 5) and first.inputs[0].tolist() == [2.0, 2.0, 0.0, 0.0, 0.0] and first.unit.tolist() == [0, 0]
+    )
+    assert second.inputs.shape == (2, 3)
+
+
+def test_a_long_record_moves_the_sum_by_the_clip_at_most() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.words(x).mean(1))
+
+    own = torch.Generator().manual_seed(0)
+    rows = [(torch.randint(1, 9, (5,), generator=own), i % 3) for i in range(ROWS)]
+    model, clip = Mean(), 0.01
+    changed = [*rows[:3], (torch.randint(1, 9, (400,), generator=own), 0), *rows[4:]]
+    sums = []
+    for data in (changed, rows[:3] + rows[4:]):
+        source = DatasetSource(data, collate=pad)
+        sums.append(
+            clipped_sum(reference, model, cross_entropy, parts(source, torch.arange(len(data)), 0, 64), {}, clip).tensors
+        )
+    moved = torch.cat([(t - sums[1][n]).flatten() for n, t in sums[0].items()]).norm()
+    assert clip * 0.99 < float(moved) <= clip * (1 + 1e-4)
+
+
+def test_a_collate_that_gives_no_rows_is_told_so() -> None:
+    def by_time(items: list[Any]) -> tuple[Tensor, Tensor]:
+        return nn.utils.rnn.pad_sequence([x for x, _ in items]), torch.tensor([y for _, y in items])
+
+    with pytest.raises(
+        UsageError, match=r"collate made a tensor of shape \(6, 1\) of 1 rows, but .* first dimension.*batch_first"
+    ):
+        DatasetSource([(torch.ones(6), 0)] * 3, collate=by_time)
+
+
+def test_records_that_cannot_be_read_are_said_without_what_is_in_it() -> None:
     class Broken(Pairs):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
             raise OSError("the image of a patient with a name is truncated")
 
-    with pytest.raises(UsageError, match=r"first row of the data set cannot be read and collated \(OSError\)") as caught:
-        DatasetSource(Broken()).example()
-    assert "patient" not in str(caught.value) and caught.value.__suppress_context__
+    with pytest.raises(UsageError, match=r"40 of 40 rows of the data set cannot be read and collated \(OSError\)") as caught:
+        DatasetSource(Broken())
+    assert "patient" not in str(caught.value) and caught.value.__context__ is None
 
 
 def test_an_iterable_data_set_is_refused() -> None:

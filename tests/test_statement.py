@@ -28,6 +28,7 @@ import sparsedp
 from sparsedp import cli, keys, statement
 from sparsedp.audit import Report, add_to_statement
 from sparsedp.config import Data, Mechanism, Model, Run, Runtime, Sparsity
+from sparsedp.dp import accounting
 from sparsedp.dp.ledger import Ledger, gaussian_event, snip_event
 from sparsedp.dp.randomness import Key
 from sparsedp.dp.tradeoff import profile
@@ -241,7 +242,7 @@ def test_epsilon_and_the_profile_are_those_of_dp_accounting(runs: Runs, kind: st
     assert len(table) > 15 and table[0][0] == 0
     for e, d in table:
         assert 0.99 * (exact := own.get_delta(e)) <= d <= 1.02 * exact + 1e-9
-        assert d <= statement_gaussian(e, told["profile"]["mu_gdp_at_most"]) * (1 + 1e-9)
+        assert d <= statement_gaussian(e, told["profile"]["mu_gdp"]["mu"]) * (1 + 1e-9)
     deltas = [(e, own.get_delta(e)) for e in np.linspace(0, 9, 60).tolist()]
     for attack in told["profile"]["best_attack"]:
         alpha = attack["false_positive_rate"]
@@ -257,7 +258,7 @@ def statement_gaussian(epsilon: float, mu: float) -> float:
 def test_where_there_is_a_closed_form_the_odds_are_its_own(runs: Runs) -> None:
     """Six steps of everyone are one Gaussian mechanism: the trade-off curve is known exactly, and nothing stated lies below it."""
     found, mu = runs("everyone").stated["profile"], math.sqrt(STEPS) / 4
-    assert mu <= found["mu_gdp_at_most"] <= 1.002 * mu
+    assert mu <= found["mu_gdp"]["mu"] <= 1.002 * mu and found["mu_gdp"]["down_to_delta"] == pytest.approx(1e-10)
     assert [a["false_positive_rate"] for a in found["best_attack"]] == [0.001, 0.01, 0.1]
     for attack in found["best_attack"]:
         exact = stats.norm.cdf(stats.norm.ppf(attack["false_positive_rate"]) + mu)
@@ -269,8 +270,11 @@ def test_where_there_is_a_closed_form_the_odds_are_its_own(runs: Runs) -> None:
 @pytest.mark.parametrize(("snip", "mu"), [(False, 0.2451), (True, 0.2472)])
 def test_the_figures_of_the_papers_run(snip: bool, mu: float) -> None:
     ledger = Ledger().append("dp-snip", snip_event(30.75)) if snip else Ledger()
-    found = statement.curve(profile(ledger.append("train", gaussian_event(0.08192, 10.0), 875)))
-    assert found["mu_gdp_at_most"] == pytest.approx(mu, abs=2e-4)
+    ledger = ledger.append("train", gaussian_event(0.08192, 10.0), 875)
+    found = statement.curve(profile(ledger))
+    assert found["mu_gdp"] == {"mu": pytest.approx(mu, abs=2e-4), "down_to_delta": pytest.approx(1e-10, rel=0.01)}
+    beyond = accounting.epsilon(ledger, 1e-13).epsilon
+    assert statement_gaussian(beyond, found["mu_gdp"]["mu"]) < 0.7e-13, "it is no bound below the delta that it names"
     rates = [a["true_positive_rate_at_most"] for a in found["best_attack"]]
     assert rates == pytest.approx([0.0022, 0.019, 0.15], rel=0.04)
 
@@ -392,7 +396,7 @@ def test_public_weights_are_named_with_their_checksum(runs: Runs, tmp_path: Path
     weights = runs("dense").file("model.safetensors")
     go(tiny(runs.place / "data", model=Model(weights=str(weights))), tmp_path / "run")
     told = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())["public_data"]
-    assert told["weights"] == str(weights) and told["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert told["weights"] == weights.name and told["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
     assert "not checked" in told["overlap"]
 
 
@@ -438,6 +442,13 @@ def test_an_audit_is_told_of_and_binds_nothing_anew(runs: Runs, tmp_path: Path) 
     flip(tmp_path / "run" / "public" / "model.safetensors")
     add_to_statement(report, tmp_path / "run")
     assert "Nothing that was tried contradicts" in (tmp_path / "run" / "public" / "privacy.md").read_text()
+    path = tmp_path / "run" / "public" / "privacy.json"
+    stated = json.loads(path.read_text())
+    for odd in ({"files": stated["files"]}, {**stated, "config": []}, {k: stated[k] for k in ("files", "config")}):
+        path.write_text(json.dumps(odd))
+        with pytest.raises(UsageError, match=r"^[^\n]*\.$"):
+            add_to_statement(report, tmp_path / "run")
+        assert json.loads(path.read_text()) == odd
 
 
 # --- Bound to the files, computable again, and nothing else in it -----------------------------------------------------------
@@ -477,6 +488,16 @@ def test_a_statement_that_names_no_files_is_refused_and_none_at_all_is_not(tmp_p
     (tmp_path / "privacy.json").write_text("{}")
     with pytest.raises(UsageError, match="names no files; restore it"):
         statement.check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "x" * 300, "a\nb", "key"])
+def test_a_statement_that_names_files_of_others_is_refused_before_they_are_read(name: str, tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    public.mkdir()
+    (tmp_path / "secret").write_text("x")
+    (public / "privacy.json").write_text(json.dumps({"files": {name: statement.digest(tmp_path / "secret")}}))
+    with pytest.raises(UsageError, match=r"names files that no run writes; restore it\.$"):
+        statement.check(public)
 
 
 RECOMPUTED = ["snip", "rdp", "paper", "replace-one", "fresh-key"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 import signal
@@ -16,12 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sparsedp import beginning, disk, environment, keys, private_metrics, training
+from sparsedp import beginning, disk, environment, keys, private_metrics, statement, training
 from sparsedp.config import Data, Mechanism, Model, Optim, Run, Runtime, Sparsity
 from sparsedp.data import check, load
 from sparsedp.dp.accounting import epsilon
 from sparsedp.dp.ledger import Ledger
 from sparsedp.errors import UsageError
+from sparsedp.finished import finished_run
+from sparsedp.prune_run import prune_alone
 from sparsedp.state import FRESH
 from sparsedp.training import Stopped, train
 from tests import whole_runs
@@ -231,7 +235,9 @@ def dying_in_step(monkeypatch: pytest.MonkeyPatch, run: Run, folder: Path, step:
 
 
 def test_a_key_that_was_lost_is_a_fresh_one_and_is_paid_for(tmp_path: Path, data: Path) -> None:
-    run = tiny(data, runtime={"key": None})
+    """Also where the weights come from a file, so that the key shows in nothing but the noise."""
+    go(tiny(data), tmp_path / "first")
+    run = tiny(data, runtime={"key": None}, model={"weights": str(tmp_path / "first" / "public" / "model.safetensors")})
     stopped(run, tmp_path / "run", 3)
     (tmp_path / "run" / "private" / "key").unlink()
     result = go(run, tmp_path / "run")
@@ -304,10 +310,30 @@ class Heard(training.Silence):
         self.steps.append(taken)
 
 
+def test_what_the_operator_is_told_is_kept_for_one_who_was_not_there(tmp_path: Path, data: Path) -> None:
+    listener = Heard()
+    go(tiny(data, mechanism={"delta": 0.1}), tmp_path / "run", reporter=listener)
+    kept = (tmp_path / "run" / "private" / "notes.txt").read_text("utf-8").splitlines()
+    assert kept == listener.notes and any("delta" in line for line in kept)
+
+
+def test_where_things_lie_is_not_published(tmp_path: Path) -> None:
+    """A path may name a person or an illness. It stays in private/, where `evaluate` finds it."""
+    place = images(tmp_path / "clinic of Dr Secret" / "scans")
+    go(tiny(place), tmp_path / "first")
+    weights = tmp_path / "clinic of Dr Secret" / "start.safetensors"
+    shutil.copy(tmp_path / "first" / "public" / "model.safetensors", weights)
+    go(tiny(place, model={"weights": str(weights)}), tmp_path / "run")
+    for path in (tmp_path / "run" / "public").rglob("*"):
+        assert path.is_dir() or b"Secret" not in path.read_bytes(), path.name
+    run, dataset, _, _ = finished_run(tmp_path / "run", None, average=False)
+    assert run.data.dir == str(place) and dataset.evaluation is not None
+
+
 def test_a_finished_run_leaves_no_key_and_is_not_taken_up_again(tmp_path: Path, data: Path) -> None:
     run = tiny(data, runtime={"key": None})
     go(run, tmp_path / "run")
-    assert sorted(p.name for p in (tmp_path / "run" / "private").iterdir()) == ["id", "lock"]
+    assert sorted(p.name for p in (tmp_path / "run" / "private").iterdir()) == ["id", "lock", "notes.txt", "where.json"]
     with pytest.raises(UsageError, match="is finished"):
         go(run, tmp_path / "run")
 
@@ -472,6 +498,62 @@ def test_what_is_not_private_is_stamped(tmp_path: Path, data: Path, changes: dic
     assert stamp in (tmp_path / "run" / "public" / "model_card.md").read_text()
 
 
+SNIP = Sparsity(prune="dp-snip", prune_rate=0.5, snip_noise_multiplier=2.0)
+
+
+@pytest.mark.parametrize(
+    ("prune", "key", "private"), [("dp-snip", "known", False), ("dp-snip", None, True), ("random", "known", True)]
+)
+def test_a_mask_made_with_a_key_of_ones_own_makes_no_private_run(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, prune: Any, key: str | None, private: bool
+) -> None:
+    """Who knows the key takes the noise off DP-SNIP's scores. A random mask reads no data, whoever draws it."""
+    monkeypatch.setenv("SPARSEDP_HOME", str(tmp_path / "home"))
+    sparsity = SNIP if prune == "dp-snip" else Sparsity(prune=prune, prune_rate=0.5)
+    made = prune_alone(tiny(data, sparsity=sparsity, runtime={"key": key}), tmp_path / "mask")
+    assert made.key_given == (key is not None) and made.report.to_json()["private"] is private
+    summary = go(
+        tiny(data, sparsity=Sparsity(mask_file=str(tmp_path / "mask")), runtime={"key": None}), tmp_path / "run"
+    ).summary
+    stated = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
+    said = "differentially private" if private else (
+        "not private: the key of the mask was chosen by the user, so the mask's noise can be computed again"
+    )  # fmt: skip
+    assert (summary["stamp"], summary["private"]) == (said, private) and stated["stamp"] == said
+    assert (stated["profile"] is None) != private
+
+
+def test_what_the_statement_cannot_tell_is_refused_before_anything_is_spent(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise UsageError("no profile.")
+
+    monkeypatch.setattr(statement, "profile", failing)
+    with pytest.raises(UsageError, match="no profile"):
+        go(tiny(data, sparsity=SNIP), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_next_to_no_noise_is_told_as_such(tmp_path: Path, data: Path) -> None:
+    """The loss is too wide for any grid: the statement says the epsilon of millions, and that attacks can be right."""
+    go(tiny(data, mechanism={"noise_multiplier": 1e-3}, runtime={"key": None}), tmp_path / "run")
+    stated = json.loads((tmp_path / "run" / "public" / "privacy.json").read_text())
+    assert stated["epsilon"] > 1e6 and stated["profile"]["best_attack"][0]["true_positive_rate_at_most"] == 1
+
+
+def test_weights_that_are_not_masked_are_told(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Heard()
+    go(tiny(data, sparsity=SPARSE), tmp_path / "run", reporter=said)
+    assert not any("not masked" in note for note in said.notes)
+    from sparsedp.dp import masks
+
+    real = masks.maskable_layers
+    monkeypatch.setattr(training, "maskable_layers", lambda *given: real(*given)[1:])
+    go(tiny(data, sparsity=SPARSE), tmp_path / "other", reporter=said)
+    assert "not masked, and take part in every step: conv1.weight; give maskable patterns to mask them." in said.notes
+
+
 def test_without_clipping_and_noise_it_is_sgd(tmp_path: Path, data: Path) -> None:
     run = tiny(data, mechanism=Mechanism(private=False, steps=3, batch_size=UNITS), optim=Optim(lr=0.3, average_decay=None))
     result = go(run, tmp_path / "run")
@@ -505,7 +587,11 @@ def test_what_goes_wrong_before_the_first_event_leaves_nothing_behind(tmp_path: 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"optim": {"name": "SGDD"}}, "optim.name is 'SGDD', which is not known; choose one of ASGD"),
     ({"optim": {"name": "Adam", "momentum": 0.9}}, "optim.momentum is 0.9, but Adam has no such setting"),
-    ({"runtime": {"engine": "quick"}}, "runtime.engine is 'quick', which is not known"),
+    ({"runtime": {"engine": "quick"}}, "engine is 'quick', which is not known"),
+    ({"sparsity": {"snip_batch_size": 61, "prune": "dp-snip", "prune_rate": 0.5, "snip_noise_multiplier": 2.0}}, "snip_batch_size is 61, but there"),
+    ({"sparsity": {"maskable": ("conv*", "nosuch*"), "drop": "random", "drop_rate": 0.5}}, r"maskable pattern is 'nosuch\*'"),
+    ({"sparsity": {"drop": "random", "drop_rate": 0.5}, "model": Model(train="norm-bias")}, "drop_rate is 0.5, but the model has no weight"),
+    ({"mechanism": {"arithmetic": "exact", "noise_multiplier": 1500.0}}, "coordinates is .* has a grid for at most 7635; drop more"),
     ({"runtime": {"device": "abacus"}}, "device is 'abacus', but this machine has no such device"),
     ({"model": Model(name="wrn")}, "wrn"),
     ({"mechanism": {"batch_size": 61}}, "batch_size is 61, but there are 60 privacy units"),
@@ -515,9 +601,8 @@ def test_what_goes_wrong_before_the_first_event_leaves_nothing_behind(tmp_path: 
 def test_a_setting_that_cannot_work_is_refused_before_pruning_spends(
     tmp_path: Path, data: Path, changes: dict[str, Any], said: str
 ) -> None:
-    run = tiny(data, **{"sparsity": Sparsity(prune="dp-snip", prune_rate=0.5, snip_noise_multiplier=2.0), **changes})
     with pytest.raises(UsageError, match=said):
-        go(run, tmp_path / "run")
+        go(tiny(data, **{"sparsity": SNIP, **changes}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -539,6 +624,41 @@ def test_a_folder_of_images_and_embedded_mnist_train(tmp_path: Path) -> None:
     summary = go(mnist, tmp_path / "mnist").summary
     assert summary["num_units"] == 200 and summary["accuracy"] is None
     assert "No evaluation data were declared" in (tmp_path / "mnist" / "public" / "model_card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), os.strerror(errno.EMFILE)), (MemoryError(), "memory ran out")],
+)
+def test_an_image_that_could_not_be_read_for_a_while_stops_the_run_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    """Counted as zero it would be back when the step is done again: two sums under one noise differ by one record."""
+    pixels, labels = made_up(24, side=14, channels=1, classes=2)
+    save_folder(tmp_path / "images" / "train", pixels, labels, ("a", "b"))
+    run = tiny(tmp_path, data=Data(name="folder", dir=str(tmp_path / "images"), size=14, channels=1, evaluation="none"))
+    go(run, tmp_path / "whole")
+    failing, opened = False, Path.open
+
+    def flaky(self: Path, *how: Any) -> Any:
+        if failing and self.name == "00007.png":
+            raise error
+        return opened(self, *how)
+
+    class Begun(training.Silence):
+        def step(self, taken: int) -> None:
+            nonlocal failing
+            failing = taken == 3
+
+    monkeypatch.setattr(Path, "open", flaky)
+    with pytest.raises(UsageError, match=f"^An image could not be used.({why}).*at no new cost") as caught:
+        go(run, tmp_path / "run", reporter=Begun())
+    assert "00007" not in str(caught.value)
+    assert charged(tmp_path / "run") >= 4
+    failing = False
+    go(run, tmp_path / "run")
+    same_public(tmp_path / "whole", tmp_path / "run")
+    assert charged(tmp_path / "run") == STEPS
 
 
 def test_patients_of_a_manifest_are_the_units(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from sparsedp.data.augment import Augmentation
 from sparsedp.dp.clipping import Loss
 from sparsedp.dp.randomness import Key, raw
 from sparsedp.environment import pick_device
+from sparsedp.errors import require
 from sparsedp.images import ImageSource
+from sparsedp.models.registry import Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +51,22 @@ def assemble(run: Run, dataset: DataSet, key: Key, loss: Loss | None = None) -> 
     generator = torch.Generator().manual_seed(int.from_bytes(raw(key, 8, "initialisation"), "little") >> 1)
     model, done = models.prepare(run.model, spec.out_shape(dataset.train.shape), len(dataset.classes), generator)
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if loss is None:
+        check_width(model, spec.out_shape(dataset.train.shape), len(dataset.classes), run.model.name)
     chosen = loss or (multilabel_loss if dataset.multilabel else single_label_loss)
     return Parts(run, dataset, spec, device, model, chosen, tuple(done.lines()))
+
+
+def check_width(model: nn.Module, shape: Shape, classes: int, name: str) -> None:
+    """Refuse a model without one output for each class, on a made-up image: cross entropy would not, or only at a rare class."""
+    example = torch.zeros(2, *shape, device=next(model.parameters()).device)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = model(example)
+    found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+    require(
+        found == (classes,), f"what the model {name} gives for one image", found if isinstance(found, str) else list(found),
+        f"the data have {classes} classes and each takes one output", "make its last layer that wide",
+    )  # fmt: skip
 
 
 def load_data(run: Run) -> DataSet:

@@ -55,7 +55,7 @@ def begin(setting: Setting, pruned: Pruned | None) -> Begun:
     bits = bits_depend_on(setting, private)
     found = state.take_up(folder, learner, before, {**bits, **lost})
     for line in (*private.notes, *found.notes):
-        setting.reporter.note(line)
+        setting.note(line)
     progress, key = found.progress, found.progress.key(setting.key)
     private.resume(progress.taken, found.ledger, found.charged, private.plans)
     private.key, private.steps = key, setting.plan.steps - progress.extra

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
+from sparsedp.arguments import respelt
 from sparsedp.config import Run
 from sparsedp.errors import UsageError, unknown
 from sparsedp.recipes import RECIPES, recipe
 
-SAID, STOPPED = 2, 143  # exit codes: an error that was explained, and a run that was asked to stop and can be resumed
+# Exit codes: an error that was explained; a run that was asked to stop, by a signal or from the keyboard, and can be resumed.
+SAID, STOPPED, INTERRUPTED = 2, 143, 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +44,11 @@ class Tune:
     tries: Annotated[tuple[str, ...], tyro.conf.arg(name="try", metavar="FIELD=VALUE,VALUE"), tyro.conf.UseAppendAction] = ()
     """A setting and the values to draw from, such as --try optim.lr=1,2,4; may be given several times."""
     score: Literal["public", "held-out"] | None = None
-    """What trials are compared on: public declares the evaluation split public; held-out takes units from the training data, and
-    charges for the noised count of them that are right."""
+    """public: accuracy on the evaluation split, which is declared public; held-out: on units kept from training, noised and charged."""
     trials_mean: float = 10.0
     """How many trials there are on average. How many there are is drawn, cannot be chosen, and is not published."""
     distribution: Literal["geometric", "logarithmic", "poisson"] = "geometric"
+    """The law of the number of trials: what each costs is in docs/tuning.md. Only poisson can say none."""
     held_out: float = 0.1
     """The share of the training units that are scored on instead."""
     score_noise: float | None = None
@@ -87,14 +90,31 @@ class Predict:
     json: bool = False
 
 
+def _whole(words: list[str]) -> int:
+    number = float(words[0])
+    if not number.is_integer():
+        raise ValueError(f"{words[0]} is not a whole number")
+    return int(number) if "e" in words[0].lower() or "." in words[0] else int(words[0])
+
+
+Whole = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1, metavar="INT", instance_from_str=_whole, is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]  # fmt: skip
+"""A whole number that may be written as 1e5."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """What private training costs: of batch size, noise multiplier, steps and epsilon, the one left out is solved for."""
 
-    num_examples: int
-    batch_size: int | None = None
+    num_examples: Whole
+    batch_size: Whole | None = None
     noise_multiplier: float | None = None
-    steps: int | None = None
+    steps: Whole | None = None
     epsilon: float | None = None
     delta: float = 1e-5
     accountant: Literal["pld", "rdp", "paper"] = "pld"
@@ -111,9 +131,9 @@ class Prune:
     """Pre-prune a recipe's model, print what is left of each layer, and save the mask."""
 
     criterion: Literal["random", "synflow", "dp-snip", "snip-not-private"] | None = None
-    """Left out: the recipe's."""
+    """Short for --sparsity.prune. Left out: the recipe's."""
     rate: float | None = None
-    """The fraction dropped. Left out: the recipe's."""
+    """The fraction dropped, short for --sparsity.prune-rate. Left out: the recipe's."""
     out: Path = Path("mask.safetensors")
     plot: Path | None = None
     """Draw the densities into this file."""
@@ -190,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         sys.stderr.write("sparsedp: interrupted; a run that was training goes on from its last checkpoint.\n")
-        return 130
+        return INTERRUPTED
 
 
 def overview() -> str:
@@ -223,7 +243,7 @@ def _dispatch(verb: str, args: list[str]) -> int:
                              f"sparsedp {verb} RECIPE --help lists the options with the recipe's values.\n")  # fmt: skip
             return 0
         raise UsageError(f"{verb} needs a recipe first; choose one of {', '.join(RECIPES)}.")
-    return _do(verb, _parse(kind, args[1:], f"sparsedp {verb} {args[0]}", kind(run=recipe(args[0]))), args[0])
+    return _do(verb, _parse(kind, respelt(verb, args[1:]), f"sparsedp {verb} {args[0]}", kind(run=recipe(args[0]))), args[0])
 
 
 def _parse(kind: type, args: list[str], prog: str, default: Any = None) -> Any:
@@ -251,12 +271,21 @@ def _stoppable(verb: str, options: Any, name: str) -> int:
 
     if options.dry_run:
         return verbs.dry_run(options)
-    asked_to_stop: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: asked_to_stop.append(number))
+    asked: list[int] = []
+
+    def ask(number: int, _frame: Any) -> None:
+        asked.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.write(2, b"\nsparsedp: stopping after this step; a second Ctrl-C ends at once.\n")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return int(getattr(verbs, verb)(options, name, stop=lambda: bool(asked_to_stop)))
+        code = int(getattr(verbs, verb)(options, name, stop=lambda: bool(asked)))
+        return INTERRUPTED if code == STOPPED and asked[0] == signal.SIGINT else code
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def print_json(value: Any) -> None:

@@ -6,17 +6,65 @@ This module imports neither torch nor numpy, so that the command line starts at 
 
 from __future__ import annotations
 
+import functools
 import math
+import numbers
+import os
+import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from types import UnionType
+from typing import Any, Literal
 
-from sparsedp.errors import one_of, require
+from sparsedp.errors import require, unknown
 
 Criterion = Literal["none", "random", "magnitude"]
 PruneCriterion = Literal["none", "random", "synflow", "dp-snip", "snip-not-private"]
 Granularity = Literal["weight", "filter"]
 Accountant = Literal["pld", "rdp", "paper"]
 Neighbouring = Literal["add-remove", "replace-one"]
+LEAST_NOISE = 1e-3
+"""Below it a noise multiplier hides nothing: one step costs an epsilon of half a million."""
+
+
+def check_types(settings: Any) -> None:
+    """Refuse a field whose value is not of its type: another word than those of a Literal, a half where a whole number is meant, NaN."""
+    for name, kinds in _kinds(type(settings)):
+        value = getattr(settings, name)
+        several = [kind for kind in kinds if typing.get_origin(kind) is tuple]
+        if several and isinstance(value, tuple | list):
+            for one in value:
+                _check(name, one, (typing.get_args(several[0])[0],))
+        else:
+            _check(name, value, kinds)
+
+
+def _check(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)]
+    if words and value not in words and value is not None:
+        raise unknown(name, value, words)
+    named = [kind for kind in kinds if kind in _NAMES]
+    fits = any(isinstance(value, _NAMES[kind][0]) and (kind is bool or not isinstance(value, bool)) for kind in named)
+    lists = ["a list"] if len(named) + bool(words) < len(kinds) else []
+    legal = " or ".join([*lists, *(_NAMES[kind][1] for kind in named)])
+    require(value in words or fits, name, value, f"it must be {legal}", "correct it")
+    require(value == value, name, value, "it must be a number", "correct it")
+
+
+_NAMES = {
+    bool: (bool, "true or false"), int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
+    str: ((str, os.PathLike), "a text"), type(None): (type(None), "left out"),
+}  # fmt: skip
+
+
+@functools.cache
+def _kinds(settings: type) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Fields and what each may be."""
+
+    def alternatives(hint: Any) -> Iterator[Any]:
+        yield from typing.get_args(hint) if typing.get_origin(hint) in (UnionType, typing.Union) else (hint,)
+
+    return tuple((name, tuple(alternatives(hint))) for name, hint in typing.get_type_hints(settings).items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +92,8 @@ class Data:
     """Use only the first so many training examples: for trying things out."""
 
     def __post_init__(self) -> None:
+        check_types(self)
+        require(self.size is None or self.size >= 1, "size", self.size, "an image has at least one pixel", "32 is common")
         require(
             self.views >= 1, "views", self.views, "every image has at least one view", "use 1 for no augmentation multiplicity"
         )
@@ -70,6 +120,9 @@ class Model:
     batchnorm: Literal["refuse", "group", "freeze"] = "refuse"
     """What to do with BatchNorm, which mixes examples: refuse, convert to GroupNorm, or freeze its statistics."""
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsity:
@@ -95,10 +148,10 @@ class Sparsity:
     snip_clip: float = 1.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("prune_rate", "drop_rate"):
             rate = getattr(self, name)
             require(0 <= rate < 1, name, rate, "a rate is the fraction dropped, in [0, 1)", "0.9 drops nine tenths")
-        one_of("granularity", self.granularity, ("weight", "filter"))
         require(
             self.prune != "none" or self.prune_rate == 0 or self.mask_file is not None, "prune_rate", self.prune_rate,
             "nothing is pruned while prune is 'none'", "name a criterion, such as --sparsity.prune synflow",
@@ -116,7 +169,22 @@ class Sparsity:
         )  # fmt: skip
         for name in given:
             require(getattr(self, name) > 0, name, getattr(self, name), "it must be above zero", "raise it")
-        require(self.snip_clip > 0, "snip_clip", self.snip_clip, "a clipping norm must be above zero", "1.0 is usual")
+        size, sigma, share = self.snip_batch_size, self.snip_noise_multiplier, self.snip_share
+        require(
+            sigma is None or LEAST_NOISE <= sigma < math.inf, "snip_noise_multiplier", sigma, f"it must be finite and at least {LEAST_NOISE:g}",
+            "use prune 'snip-not-private' for no noise",
+        )  # fmt: skip
+        require(share is None or share < 1, "snip_share", share, "it is a part of the total, between 0 and 1", "0.1 is common")
+        require(
+            size is None or size >= 1, "snip_batch_size", size, "at least one unit is expected", "leave it out for all units"
+        )
+        require(
+            0 < self.snip_clip < math.inf,
+            "snip_clip",
+            self.snip_clip,
+            "a clipping norm must be above zero and finite",
+            "1.0 is usual",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +207,7 @@ class Mechanism:
     arithmetic: Literal["float", "exact"] = "float"
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(
             self.clip > 0 and math.isfinite(self.clip),
             "clip",
@@ -156,6 +225,14 @@ class Mechanism:
             "noise cannot be negative",
             "leave it out to have it solved for",
         )
+        require(
+            not sigma or LEAST_NOISE <= sigma < math.inf, "noise_multiplier", sigma, f"it must be 0, or finite and at least {LEAST_NOISE:g}",
+            "1 to 20 are common",
+        )  # fmt: skip
+        require(
+            self.arithmetic == "float" or (self.private and sigma != 0), "arithmetic", self.arithmetic,
+            "exact arithmetic is that of the noise, and this run has none", "use 'float', or train with noise",
+        )  # fmt: skip
         require(eps is None or eps > 0, "epsilon", eps, "the target must be above zero", "1 to 8 are common")
         require(steps is None or steps >= 1, "steps", steps, "there must be at least one", "leave it out to have it solved for")
         if self.private:
@@ -181,7 +258,17 @@ class Optim:
     """Decay of the moving average, warmed up as min(d, (1 + t) / (10 + t)); none for no average."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "lr", self.lr, "the learning rate must be above zero", "1.0 is a start for SGD with unit_norm")
+        check_types(self)
+        require(
+            0 < self.lr < math.inf,
+            "lr",
+            self.lr,
+            "the learning rate must be above zero and finite",
+            "1.0 is a start for SGD with unit_norm",
+        )
+        for name in ("momentum", "weight_decay", "warmup"):
+            given = getattr(self, name)
+            require(0 <= given < math.inf, name, given, "it must be finite and not negative", "0 leaves it out")
         d = self.average_decay
         require(d is None or 0 <= d < 1, "average_decay", d, "a decay lies in [0, 1)", "0.999 is usual")
 
@@ -201,11 +288,20 @@ class Runtime:
     """Steps between evaluations; 0 evaluates at the end only."""
     checkpoint_every: int = 50
     key: str | None = None
-    """A key of one's own makes the run reproducible and stamps it not private."""
+    """A key of one's own makes the run reproducible up to rounding (to the bit under the same plan of the engine, which a resumed
+    run keeps), and stamps it not private."""
     unsafe_metrics: bool = False
     """Write training metrics that touch private data, to private/ only."""
     tensorboard: bool = False
     export: tuple[Literal["onnx", "torch-export"], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("micro_batch", "threads"):
+            given = getattr(self, name)
+            require(given is None or given >= 1, name, given, "there must be at least one", "leave it out to have it chosen")
+        for name in ("workers", "evaluate_every", "checkpoint_every"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative", "0 means none")
 
 
 @dataclass(frozen=True, kw_only=True)

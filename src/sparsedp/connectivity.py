@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from sparsedp.dp.clipping import Loss, Rows, row_losses
 from sparsedp.dp.masks import Layer, raw_weight
 from sparsedp.dp.pruning import shape_of
+from sparsedp.engines.fitness import UNITS, devices_of, shaken
+from sparsedp.engines.made_up import made_up_rows
+from sparsedp.errors import UsageError
 
 
 class Connected(nn.Module):
@@ -58,6 +62,39 @@ class Connected(nn.Module):
     def by_layer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What belongs to each connectivity variable, under the name of its layer."""
         return {layer.name: tensors[f"connections.{place}"] for place, layer in enumerate(self.layers)}
+
+    def check(self, loss: Loss, rows_like: Rows) -> None:
+        """Raise where a weight is used in a way that its connections do not see; made-up rows shaped like these tell.
+
+        A connection by channel sits on the output of the weight's module. Attention's last layer, say, is never called.
+        """
+        places = [place for place, layer in enumerate(self.layers) if layer.by_filter]
+        weights = [self._weights[self.layers[place].name] for place in places]
+        rows = made_up_rows(rows_like, UNITS)
+        try:
+            self.network.requires_grad_(True)
+            with shaken(self), torch.random.fork_rng(devices_of(self)):
+                by_weight = self._gradients(loss, rows, weights)
+                self.network.requires_grad_(False)  # as in the release itself: a model may take another path then
+                by_connection = self._gradients(loss, rows, [self.connections[place] for place in places])
+        finally:
+            self.network.requires_grad_(False)
+        blind = [
+            self.layers[place].name
+            for place, own, weight in zip(places, by_connection, by_weight, strict=True)
+            if bool(weight.count_nonzero()) and not bool(own.count_nonzero())
+        ]
+        if blind:
+            raise UsageError(
+                f"DP-SNIP cannot score {', '.join(blind)} by filter: the model uses such a weight without calling its layer, so the "
+                "connections on the layer's output change nothing; use granularity 'weight', or leave it out with maskable."
+            )
+
+    def _gradients(self, loss: Loss, rows: Rows, wanted: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not wanted:
+            return ()
+        losses = row_losses(self, loss, rows.inputs, rows.targets)
+        return torch.autograd.grad(losses.sum(), list(wanted), allow_unused=True, materialize_grads=True)
 
     def _scale_channels(self, place: int) -> Any:
         def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -39,9 +40,14 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 def append_line(path: Path, value: Any) -> None:
     """One more line of JSON at the end of the file."""
+    append_text(path, json.dumps(_plain(value), allow_nan=False) + "\n")
+
+
+def append_text(path: Path, text: str) -> None:
+    """More text at the end of the file."""
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+            file.write(text)
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -138,6 +144,14 @@ def erase(path: Path) -> None:
             path.unlink()
         except OSError as error:
             raise cannot_write(path, error) from error
+
+
+def erase_all(folder: Path) -> None:
+    """Overwrite every file below a folder, and remove it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            erase(path)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _opened(path: Path) -> int:

@@ -52,7 +52,8 @@ class Findings:
             "NOT PRIVATE: computed from training data without noise; for the operator only",
             f"examples looked at   {self.examples}",
             f"clipped              {100 * self.clipped_fraction:.1f} % (median gradient norm {self.median_norm:.3g})",
-            f"signal to noise      {self.signal / self.noise if self.noise else math.inf:.3g} per step ({self.signal:.3g} to {self.noise:.3g})",
+            f"signal to noise      {self.signal / self.noise if self.noise else math.inf:.3g} per step (average clipped gradient {self.signal:.3g} long, noise of "
+            f"one step {self.noise:.3g})",
             f"accuracy             {100 * self.train_accuracy:.1f} % on training images"
             + ("" if self.evaluation_accuracy is None else f", {100 * self.evaluation_accuracy:.1f} % on evaluation images"),
         ]

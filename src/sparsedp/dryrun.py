@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from sparsedp import keys
@@ -17,9 +18,11 @@ from sparsedp.dp.masks import maskable_layers, participating
 from sparsedp.engines import Chosen, choose_engine
 from sparsedp.engines.made_up import made_up_rows
 from sparsedp.errors import UsageError
+from sparsedp.outputs import number
 from sparsedp.planning import Budget, budget
 from sparsedp.prune_run import before_training
 from sparsedp.rundir import describe
+from sparsedp.training import left_whole
 
 
 def forecast(run: Run, dataset: DataSet | None = None, plan: Budget | None = None) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def forecast(run: Run, dataset: DataSet | None = None, plan: Budget | None = Non
     return {
         "config": describe(run),
         "privacy": privacy(run, plan),
-        "model": {"parameters_trained": total, "maskable": maskable, "notes": list(parts.notes)},
+        "model": {"parameters_trained": total, "maskable": maskable, "notes": [*parts.notes, *left_whole(run, parts.model)]},
         "engine": {"name": engine.name, "plan": engine.plan.to_json(), "notes": list(engine.notes)},
         "time": {
             "seconds_per_unit": seconds,
@@ -43,6 +46,32 @@ def forecast(run: Run, dataset: DataSet | None = None, plan: Budget | None = Non
         },
         "memory_gb": round(peak_memory() / 2**30, 2),
     }
+
+
+def text(told: Mapping[str, Any]) -> str:
+    """A forecast, of a run or of a search, in some lines for a screen."""
+    p, time, search, engine = told["privacy"], told["time"], told.get("search"), told["engine"]
+    replaced = p["by_others"]["pld, replace-one"]
+    spent = f"{number(p['epsilon'])} at delta {p['delta']:g} ({p['accountant']}, {p['neighbouring']})"
+    if not told["config"]["mechanism"]["private"]:
+        spent = "none: the run is not private"
+    elif not isinstance(replaced, str) and p["neighbouring"] == "add-remove":
+        spent += f"; {number(replaced)} under replace-one"
+    rows = [
+        ("examples", f"{p['num_units']:,}"),
+        ("steps", f"{p['steps']:,} of an expected {p['batch_size']:,} (sampling rate {p['sampling_rate']:.6g})"),
+        ("noise multiplier", f"{p['noise_multiplier']:.6g}"),
+        ("DP-SNIP's noise", None if p["snip_noise_multiplier"] is None else f"{p['snip_noise_multiplier']:.6g}"),
+        ("epsilon", spent if search is None else f"{number(search['epsilon'])} at delta {search['delta']:g} for the whole search; one run {spent}"),
+        ("weights trained", f"{told['model']['parameters_trained']:,}, of which {told['model']['maskable']:,} may be masked"),
+        ("engine", f"{engine['name']}, {engine['plan'].get('micro_batch') or 'any number of'} rows at once"),
+        ("time", f"{time['seconds_per_step']:.3g} s a step, {time['hours']:.3g} hours"
+                 + ("" if search is None else f" a run, {search['hours_on_average']:.3g} hours on average in all")),
+        ("memory", f"{told['memory_gb']:g} GB"),
+    ]  # fmt: skip
+    lines = [f"{name:<18}{value}" for name, value in rows if value is not None]
+    lines += [f"warning: {warning}" for warning in p["warnings"]]
+    return "\n".join([*lines, *(f"note: {note}" for note in (*told["model"]["notes"], *engine["notes"])), "All of it: --json."])
 
 
 def privacy(run: Run, plan: Budget) -> dict[str, Any]:

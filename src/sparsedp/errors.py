@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from errno import errorcode
 
 
 class UsageError(ValueError):
@@ -50,6 +52,30 @@ def together(title: str, problems: Sequence[str]) -> UsageError:
         return UsageError(problems[0])
     listed = list(problems[:MOST]) + [f"{len(problems) - MOST} more like these."] * (len(problems) > MOST)
     return UsageError(title + "\n" + "\n".join(f"  - {problem}" for problem in listed))
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had."""
+    said = str(error).lower()
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    return named or any(words in said for words in _NO_MEMORY)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why the system refused, in its own words; never the error's, which may quote data."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number in errorcode else type(error).__name__
+
+
+def machine_fault(what: str, why: str) -> UsageError:
+    """The error for reading that failed, though every record could be read before the first event."""
+    return UsageError(
+        f"{what} could not be used, through no fault of its content: {why}; mend that and start again: a step that was begun is done "
+        "again as it was, at no new cost."
+    )
 
 
 def told(value: object) -> str:

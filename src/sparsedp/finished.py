@@ -49,12 +49,14 @@ def refuse_code(path: Path, named: str | None) -> None:
 def load_model(path: Path, average: bool) -> tuple[Run, nn.Module, int, tuple[int, int, int]]:
     """A finished run's configuration and model, and its numbers of classes and shape, from public/ alone."""
     public = path / "public"
-    run = rundir.run_of(disk.read_json(public / "config.json", "the run's configuration"))
+    run = rundir.recorded_run(path)
     weights = public / ("average.safetensors" if average else "model.safetensors")
-    if not weights.exists():
+    if average and (public / "model.safetensors").exists() and not weights.exists():
         raise UsageError(
-            f"{path} has no {weights.name}: the run is not finished, or kept no average; finish it with 'sparsedp train'."
+            f"The run in {path} kept no moving average of its weights (optim.average_decay is none); leave out --average."
         )
+    if not weights.exists():
+        raise UsageError(f"{path} has no {weights.name}: the run is not finished; finish it with 'sparsedp train'.")
     statement.check(public)
     facts = facts_of(weights)
     classes, shape = len(facts["classes"]), (facts["shape"][0], facts["shape"][1], facts["shape"][2])

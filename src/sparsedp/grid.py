@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sparsedp.config import Run
@@ -17,6 +18,8 @@ WHOLE = ("optim", "model", "sparsity")
 """Sections in which everything may be tried, as long as a trial costs the same."""
 SINGLE = {"mechanism": ("clip", "unit_norm"), "data": ("augment", "views", "pad")}
 """Of other sections, what may be tried."""
+
+PATHS = ("model.weights", "sparsity.mask_file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +49,10 @@ class Grid:
         return (self.candidate(run, number) for number in range(len(self)))
 
     def to_json(self) -> dict[str, list[Any]]:
-        """Plain values."""
-        return {name: list(tried) for name, tried in self.values.items()}
+        """Plain values, which may be published: of a path, which may name a person or an illness, only its end."""
+        return {
+            name: [Path(v).name if name in PATHS and v is not None else v for v in tried] for name, tried in self.values.items()
+        }
 
 
 def grid_of(run: Run, tried: Sequence[str]) -> Grid:

@@ -65,7 +65,10 @@ def held_out_units(units: int, share: float) -> int:
 
 
 def split(dataset: DataSet, share: float, key: Key) -> tuple[DataSet, Part]:
-    """The data set with fewer training units, and the units that it lost. Which they are depends on the key alone."""
+    """The data set with fewer training units, and the units that it lost. Which they are depends on the key alone.
+
+    Guarantee: a unit that is held out is in no batch that is trained on.
+    """
     whole = dataset.train
     chosen = torch.zeros(whole.num_units, dtype=torch.bool)
     chosen[torch.from_numpy(held_out(whole.num_units, held_out_units(whole.num_units, share), key))] = True

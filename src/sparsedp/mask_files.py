@@ -24,7 +24,7 @@ from sparsedp.models.export import with_metadata
 from sparsedp.pruning import Pruned
 
 FORMAT = "sparsedp-mask"
-VERSION = 1
+VERSION = 2
 
 
 def save(path: str | Path, pruned: Pruned) -> Path:
@@ -41,6 +41,7 @@ def _describe(pruned: Pruned) -> dict[str, Any]:
         "version": VERSION,
         "criterion": pruned.criterion,
         "private": pruned.private,
+        "key_given": pruned.key_given,
         "rate": pruned.rate,
         "granularity": pruned.granularity,
         "maskable": None if pruned.maskable is None else list(pruned.maskable),
@@ -99,16 +100,16 @@ def digest(described: str, packed: Mapping[str, np.ndarray]) -> str:
 def _assemble(described: dict[str, Any], packed: dict[str, np.ndarray]) -> Pruned:
     """Raises ValueError, KeyError or TypeError at anything that `save` would not have written."""
     layers = tuple(_layer(row) for row in described["layers"])
-    rate, private, patterns = described["rate"], described["private"], described["maskable"]
+    rate, private, given, patterns = (described[field] for field in ("rate", "private", "key_given", "maskable"))
     words = (described["criterion"], described["granularity"])
     entries = Ledger.from_json(described["ledger"]).entries
-    expected(described["version"] == VERSION and type(private) is bool and len(entries) == 1)
+    expected(described["version"] == VERSION and type(private) is type(given) is bool and len(entries) == 1)
     expected(all(isinstance(word, str) for word in words) and words[1] in ("weight", "filter"))
     expected(type(rate) in (int, float) and 0 <= rate < 1 and len(packed) == len({la.name for la in layers}) == len(layers))
     expected(patterns is None or (isinstance(patterns, list) and all(isinstance(p, str) for p in patterns)))
     return Pruned(
         masks={la.name: _unpack(packed[la.name], la) for la in layers}, event=entries[0].event, criterion=words[0],
-        rate=float(rate), granularity=words[1], private=private, layers=layers,
+        rate=float(rate), granularity=words[1], private=private, key_given=given, layers=layers,
         maskable=None if patterns is None else tuple(patterns),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from sparsedp.config import Mechanism, Run, Sparsity
-from sparsedp.dp.accounting import Spent, epsilon
+from sparsedp.dp.accounting import Spent, epsilon, parts_of
 from sparsedp.dp.calibration import calibrate_noise, calibrate_snip, calibrate_steps
 from sparsedp.dp.ledger import Ledger, free_event, gaussian_event, snip_event
 from sparsedp.errors import BudgetError, require
@@ -52,12 +52,21 @@ def budget(run: Run, num_units: int, before: Ledger | None = None, whole: Callab
     """
     m, s = run.mechanism, run.sparsity
     require(m.batch_size <= num_units, "batch_size", m.batch_size, f"there are {num_units} privacy units", "lower it")
+    size = snip_batch(s, num_units)
+    require(
+        size <= num_units, "snip_batch_size", size, f"there are {num_units} privacy units", "lower it, or leave it out for all"
+    )
     snip_sigma = _snip_noise(m, s, num_units)
     before = before or _before_training(s, num_units, snip_sigma)
     if not m.private:
         steps = m.steps or 0
         at_end = before.append("train", NonPrivateDpEvent(), max(steps, 1))
         return Budget(num_units, m.batch_size, steps, 0.0, snip_sigma, at_end, epsilon(at_end, m.delta), None)
+    require(
+        m.epsilon is None or NonPrivateDpEvent() not in parts_of(before), "epsilon", m.epsilon,
+        "the weights are pruned without noise, for which there is no epsilon", "use --mechanism.no-private, or leave the target out and give "
+        "noise_multiplier and steps",
+    )  # fmt: skip
     sigma, steps = _solve(m, m.batch_size / num_units, before, whole)
     at_end = _then(before, m.batch_size / num_units, sigma, steps)
     spent = epsilon(whole(at_end), m.delta, m.accountant, m.neighbouring, num_units)
@@ -118,7 +127,7 @@ def _snip_noise(m: Mechanism, s: Sparsity, num_units: int) -> float | None:
 
 def snip_batch(s: Sparsity, num_units: int) -> int:
     """How many units DP-SNIP's release expects: all of them, unless a batch was asked for."""
-    return s.snip_batch_size or num_units
+    return num_units if s.snip_batch_size is None else s.snip_batch_size
 
 
 def pruning_event(s: Sparsity, num_units: int, snip_sigma: float | None) -> tuple[str, DpEvent] | None:

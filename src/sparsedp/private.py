@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from sparsedp import keys
 from sparsedp.apply_masks import beside
-from sparsedp.config import Mechanism, Run
+from sparsedp.config import Mechanism, Run, Runtime, Sparsity
 from sparsedp.dp import accounting, mechanism
 from sparsedp.dp.accounting import Spent
 from sparsedp.dp.clipping import Engine, Loss
 from sparsedp.dp.ledger import Ledger
-from sparsedp.dp.masks import Masks, maskable_layers, participating
+from sparsedp.dp.masks import Masks, check_maskable, maskable_layers, participating, told_unmasked
 from sparsedp.dp.mechanism import Settings
 from sparsedp.dp.randomness import Key
 from sparsedp.dp.selection import Criterion, select
@@ -69,6 +69,8 @@ class Private:
         ledger: Ledger | None = None,
         engine: str | Engine = "auto",
         micro_batch: int | None = None,
+        delta: float = 1e-5,
+        notes: Sequence[str] = (),
         on_spend: Callable[[Ledger], None] = lambda ledger: None,
         on_plan: Callable[[int, Plan], None] = lambda step, plan: None,
     ) -> None:
@@ -79,7 +81,8 @@ class Private:
         self.ledger = ledger or Ledger()
         self.taken = 0
         self.plans: dict[int, Plan] = {}
-        self.notes: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = tuple(notes)
+        self._delta, self._told = delta, self.notes
         self._charged, self._replayed = 0, 0
         self._engine_asked, self._micro_batch = engine, micro_batch
         self._engine: Engine | None = None
@@ -151,9 +154,9 @@ class Private:
             else:
                 chosen = choose_engine(
                     self._engine_asked, self.model, self.loss, source.example(), self.settings.pruned,
-                    clip=min(self.settings.clip, 1e30), plan=planned,
+                    clip=min(self.settings.clip, 1e30), plan=planned, rows=self._micro_batch,
                 )  # fmt: skip
-                self._engine, chosen_plan, self.notes = chosen, chosen.plan, chosen.notes
+                self._engine, chosen_plan, self.notes = chosen, chosen.plan, (*self._told, *chosen.notes)
             self._modes = modes
             if planned is None:
                 self._serve(dataclasses.replace(chosen_plan, micro_batch=self._micro_batch or chosen_plan.micro_batch or 64))
@@ -174,9 +177,9 @@ class Private:
         self.taken, self.ledger, self._charged, self.plans = taken, ledger, charged, dict(plans)
         self._replayed = charged
 
-    def spent(self, delta: float = 1e-5, accountant: str = "pld", neighbouring: str = "add-remove") -> Spent:
-        """What the ledger amounts to by now."""
-        return accounting.epsilon(self.ledger, delta, accountant, neighbouring)
+    def spent(self, delta: float | None = None, accountant: str = "pld", neighbouring: str = "add-remove") -> Spent:
+        """What the ledger amounts to by now, at the delta of `attach` unless another is given."""
+        return accounting.epsilon(self.ledger, self._delta if delta is None else delta, accountant, neighbouring)
 
     @property
     def ledger_by_now(self) -> Ledger:
@@ -275,15 +278,18 @@ def attach(
     `loss(output, targets)` returns one number per row. `num_examples` counts the privacy units; it is public, and stated
     rather than inferred. `ledger` holds what was spent on the data before, such as DP-SNIP's release.
     """
-    require(
-        0.0 <= drop_rate < 1.0, "drop_rate", drop_rate, "a rate is the fraction dropped, in [0, 1)", "0.9 drops nine tenths"
-    )
+    Sparsity(drop="random" if callable(drop) else drop, drop_rate=drop_rate, granularity=granularity)  # type: ignore[arg-type]
+    Runtime(micro_batch=micro_batch)
     require(
         num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state the number of training examples"
     )
     asked = Mechanism(
         epsilon=epsilon, noise_multiplier=noise_multiplier, steps=steps, delta=delta, batch_size=batch_size, clip=clip,
+        arithmetic="exact" if exact else "float",
     )  # fmt: skip
+    layers = maskable_layers(model, granularity, maskable)
+    check_maskable(layers, "drop_rate", drop_rate)
+    dropped = drop != "none" and maskable is None
     solved = budget(Run(mechanism=asked), num_examples, before=ledger)
     if delta >= 1 / num_examples:
         warnings.warn(
@@ -292,9 +298,9 @@ def attach(
         )
     settings = Settings(
         num_units=num_examples, batch_size=batch_size, noise_multiplier=solved.noise_multiplier, clip=clip, drop=drop,
-        drop_rate=drop_rate, layers=maskable_layers(model, granularity, maskable), pruned=pruned or {}, unit_norm=unit_norm, exact=exact,
+        drop_rate=drop_rate, layers=layers, pruned=pruned or {}, unit_norm=unit_norm, exact=exact,
     )  # fmt: skip
     return Private(
         model, optimizer, loss, settings, steps=solved.steps if epsilon is not None else steps, key=key or keys.fresh(),
-        ledger=ledger, engine=engine, micro_batch=micro_batch,
+        ledger=ledger, engine=engine, micro_batch=micro_batch, delta=delta, notes=told_unmasked(model, layers) if dropped else (),
     )  # fmt: skip

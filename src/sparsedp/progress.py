@@ -43,7 +43,9 @@ class TerminalReporter:
             TextColumn("step {task.completed}/{task.total}"), BarColumn(bar_width=None), TimeRemainingColumn(),
             TextColumn("{task.fields[spent]}"), TextColumn("{task.fields[speed]}"), console=self._console, transient=False,
         )  # fmt: skip
-        self._task = self._bar.add_task("train", total=plan.steps, completed=steps_done, spent="", speed="")
+        self._task = self._bar.add_task(
+            "train", total=plan.steps, completed=steps_done, spent=self._spent(steps_done), speed=""
+        )
         self._began, self._at = time.monotonic(), steps_done
         self._bar.start()
 
@@ -54,13 +56,12 @@ class TerminalReporter:
         if self._bar is None or self._plan is None:
             return
         speed = (taken - self._at) * self._plan.batch_size / max(time.monotonic() - self._began, 1e-9)
+        self._bar.update(self._task, completed=taken, spent=self._spent(taken), speed=f"{speed:.0f}/s")
+
+    def _spent(self, taken: int) -> str:
+        assert self._plan is not None
         target = self._plan.target or self._plan.spent.epsilon
-        self._bar.update(
-            self._task,
-            completed=taken,
-            spent=f"epsilon <= {number(self.spent_at(taken))} of {number(target)}",
-            speed=f"{speed:.0f}/s",
-        )
+        return f"epsilon <= {number(self.spent_at(taken))} of {number(target)}" if taken else ""
 
     def spent_at(self, taken: int) -> float | None:
         """Epsilon after so many steps, rounded up to the next point of the curve."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,11 +84,11 @@ def private_data(run: Run, plan: Budget, source: Source, loss: Loss) -> PrivateD
         return parts(source, units, 0, AT_ONCE)
 
     def engine(connected: nn.Module) -> Engine:
-        return choose_engine("auto", connected, loss, source.example(), clip=run.sparsity.snip_clip)
+        return choose_engine("auto", connected, loss, source.example(), clip=run.sparsity.snip_clip, rows=AT_ONCE)
 
     return PrivateData(
-        num_units=plan.num_units, read=read, loss=loss, engine=engine, noise_multiplier=plan.snip_noise_multiplier,
-        exact=run.mechanism.arithmetic == "exact",
+        num_units=plan.num_units, read=read, loss=loss, engine=engine, example=source.example(),
+        noise_multiplier=plan.snip_noise_multiplier, exact=run.mechanism.arithmetic == "exact",
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def prune_alone(run: Run, out: Path) -> Pruned:
         mask_files.save(out, pruned)
         return pruned
     check(dataset)
-    plan = budget(run, dataset.train.num_units)
+    plan = budget(without_target(run), dataset.train.num_units)
     account = BudgetFile(
         place(run.data),
         dataset.name,
@@ -110,6 +111,7 @@ def prune_alone(run: Run, out: Path) -> Pruned:
         plan,
         run.mechanism.delta,
         Quiet(),
+        not key.given,
     )
 
     def record(what: str, event: dp_accounting.DpEvent) -> None:
@@ -119,6 +121,13 @@ def prune_alone(run: Run, out: Path) -> Pruned:
     pruned = prune(made.model, run.sparsity, key, input_shape=made.shape, data=data, record=record)
     mask_files.save(out, pruned)
     return pruned
+
+
+def without_target(run: Run) -> Run:
+    """What is pruned without noise has no epsilon, so that there is none to aim for."""
+    if run.sparsity.prune != "snip-not-private":
+        return run
+    return replace(run, mechanism=replace(run.mechanism, private=False, steps=run.mechanism.steps or 1, arithmetic="float"))
 
 
 class Quiet:

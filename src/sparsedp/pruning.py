@@ -17,11 +17,12 @@ from torch import nn
 from sparsedp.config import Sparsity
 from sparsedp.connectivity import Connected
 from sparsedp.dp import pruning as dp
-from sparsedp.dp.clipping import Engine, Loss, reference
+from sparsedp.dp.clipping import Engine, Loss, Rows, reference
 from sparsedp.dp.ledger import free_event
 from sparsedp.dp.masks import Layer, Masks, maskable_layers, participating
 from sparsedp.dp.mechanism import Read, Record, Reduce, Settings, dp_snip_release, nothing_to_reduce
 from sparsedp.dp.randomness import Key
+from sparsedp.engines.care import sheltered
 from sparsedp.errors import UsageError, require, unknown, wrong
 from sparsedp.linearise import Linearised
 from sparsedp.pruning_report import PruningReport
@@ -54,6 +55,8 @@ class PrivateData:
     """As calibrated by the caller from an epsilon or a share; left out, the configuration must have it."""
     engine: Callable[[nn.Module], Engine] = lambda connected: reference
     """Chooses an engine for the model of connectivity variables."""
+    example: Rows | None = None
+    """A few rows of the data's shapes and types, as a `Source` gives them; with them connections are tried before anything is spent."""
     exact: bool = False
     reduce: Reduce = nothing_to_reduce
 
@@ -69,8 +72,15 @@ class Pruned:
     granularity: str
     private: bool
     """False: made from the data without noise; nothing that uses these masks can be called private."""
+    key_given: bool
+    """The key was chosen by somebody, who can compute the coins and the noise again."""
     layers: tuple[Layer, ...] = field(repr=False)
     maskable: tuple[str, ...] | None = None
+
+    @property
+    def noise_known(self) -> bool:
+        """Made from the data with noise that somebody can compute again: as good as without."""
+        return self.key_given and self.criterion in FROM_DATA
 
     @property
     def report(self) -> PruningReport:
@@ -115,7 +125,7 @@ def prune(
         raise unknown("prune", name, ("none", *PRUNERS))
     return Pruned(
         masks=masks, event=event, criterion=name, rate=sparsity.prune_rate, granularity=sparsity.granularity, private=private,
-        layers=layers, maskable=sparsity.maskable,
+        key_given=key.given, layers=layers, maskable=sparsity.maskable,
     )  # fmt: skip
 
 
@@ -167,7 +177,9 @@ def _settings(public: Public, sparsity: Sparsity, data: PrivateData, sigma: floa
 
 def _snip_masks(public: Public, data: PrivateData, settings: Settings, record: Record) -> Masks:
     connected = Connected(public.model, public.layers)
-    engine = data.engine(connected)
+    if data.example is not None:
+        connected.check(data.loss, data.example)
+    engine = sheltered(data.engine(connected))
     released = dp_snip_release(settings, connected, data.loss, data.read, engine, public.key, record, data.reduce)
     return dp.from_scores(public.layers, connected.by_layer(dp.saliency(released)), public.rate)
 

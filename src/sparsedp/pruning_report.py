@@ -53,7 +53,7 @@ class PruningReport:
             rows.append(LayerDensity(layer.name, layer.shape, "channels" if layer.by_filter else "weights", kept, total))
         title = f"{pruned.criterion}, prune rate {pruned.rate:g} by {pruned.granularity}"
         return PruningReport(
-            title, pruned.private, pruned.criterion, pruned.rate, pruned.granularity,
+            title, pruned.private and not pruned.noise_known, pruned.criterion, pruned.rate, pruned.granularity,
             Ledger().append(f"pruning by {pruned.criterion}", pruned.event).to_json(), tuple(rows),
         )  # fmt: skip
 

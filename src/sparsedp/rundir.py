@@ -82,6 +82,7 @@ class RunDir:
             disk.sweep(part)
         recorded = self.public / "config.json"
         if self.is_new:
+            disk.write_json(self.private / "where.json", _whereabouts(run), mode=0o600)
             disk.write_json(recorded, describe(run))
             return
         if (self.public / "summary.json").exists():
@@ -188,6 +189,10 @@ class RunDir:
                 lines = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines(keepends=True)
                 disk.write_text(path, "".join(line for line in lines if _step(line) <= upto and _step(line) < steps), mode)
 
+    def note(self, text: str) -> None:
+        """Keep what the operator was told, for one who was not at the screen."""
+        disk.append_text(self.private / "notes.txt", f"{text}\n")
+
     def finish(self) -> None:
         """Erase the key and the resumable state: nobody can recompute the noise any more."""
         for path in (self.private / "key", self.private / "plans.json"):
@@ -195,17 +200,9 @@ class RunDir:
         shutil.rmtree(self.states, ignore_errors=True)
         if self.settings.exists():
             if not disk.read_json(self.settings, "the settings of the search").get("keep_trials"):
-                erase(self.trials)
+                disk.erase_all(self.trials)
             for path in (self.base, self.private / "data.json"):
                 disk.erase(path)
-
-
-def erase(folder: Path) -> None:
-    """Overwrite every file below a folder, and remove it."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            disk.erase(path)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _step(line: str) -> float:
@@ -217,11 +214,35 @@ def _step(line: str) -> float:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """A run as plain values. A key that the user chose is not told, only that there is one."""
+    """A run as plain values, which may be published. A key that the user chose is not told, only that there is one; of a path,
+    which may name a person or an illness, only its end."""
     values = dataclasses.asdict(run)
+    for section, name in PATHS:
+        if values[section][name] is not None:
+            values[section][name] = Path(values[section][name]).name
     if values["runtime"]["key"] is not None:
         values["runtime"]["key"] = "chosen by the user"
     return {"version": VERSION, **json.loads(json.dumps(values))}
+
+
+PATHS = (("data", "dir"), ("model", "weights"), ("sparsity", "mask_file"))
+
+
+def _whereabouts(run: Run) -> dict[str, Any]:
+    """The paths that `describe` cuts, whole."""
+    return {f"{section}.{name}": getattr(getattr(run, section), name) for section, name in PATHS}
+
+
+def recorded_run(path: Path) -> Run:
+    """The run of a folder, with whole paths where private/ is still there to tell them."""
+    run = run_of(disk.read_json(path / "public" / "config.json", "the run's configuration"))
+    kept = path / "private" / "where.json"
+    whole = disk.read_json(kept, "the run's paths") if kept.exists() else {}
+    for section, name in PATHS:
+        found = whole.get(f"{section}.{name}") if isinstance(whole, dict) else None
+        if isinstance(found, str):
+            run = dataclasses.replace(run, **{section: dataclasses.replace(getattr(run, section), **{name: found})})
+    return run
 
 
 CHANGEABLE = ("evaluate_every", "checkpoint_every", "tensorboard", "export", "workers")

@@ -84,7 +84,10 @@ class Planned:
 
 
 def plan_search(run: Run, search: Search, dataset: DataSet) -> Planned:
-    """Solve for what was left out, so that the whole search meets the target; refuse candidates that would cost something else."""
+    """Solve for what was left out, so that the whole search meets the target; refuse candidates that would cost something else.
+
+    Guarantee: the epsilon of a search is that of the best of a random number of trials, their scores included.
+    """
     _refuse(run, search, dataset)
     grid = grid_of(run, search.tries)
     for _ in grid.candidates(run):

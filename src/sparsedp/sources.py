@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from sparsedp.data.values import UnitIndex
 from sparsedp.dp.clipping import Loss, Rows, row_losses
 from sparsedp.engines.made_up import made_up_rows
-from sparsedp.errors import UsageError, require
+from sparsedp.errors import UsageError, machine_fault, out_of_memory, reason_of, require
 
 
 class Source(Protocol):
@@ -26,8 +26,8 @@ class Source(Protocol):
         only the largest integers are used (how many classes or tokens there are, which is public)."""
         ...
 
-    def read(self, units: Tensor, step: int) -> Rows:
-        """The rows of these units at this step (augmentations may differ from step to step)."""
+    def read(self, units: Tensor, step: int) -> Rows | list[Rows]:
+        """The rows of these units at this step (augmentations may differ from step to step); several where they are of several shapes."""
         ...
 
     def rows_of(self, units: Tensor) -> Tensor:
@@ -35,7 +35,10 @@ class Source(Protocol):
         ...
 
 
-Collate = Callable[[list[Any]], tuple[Any, Any]]
+Pair = tuple[Any, Any]
+Collate = Callable[[list[Any]], Pair]
+Kind = tuple[str, tuple[str, ...]]
+MOST_KINDS = 3  # that an error lists
 
 
 class TensorSource:
@@ -69,55 +72,137 @@ class TensorSource:
 
 
 class DatasetSource:
-    """A map-style data set of (input, target) pairs, read and collated a micro-batch at a time."""
+    """A map-style data set of (input, target) pairs, read and collated one unit at a time, so that no record sees another.
+
+    Every record is read once when the source is made, before anything is spent. Then all must be of one kind, and it decides from
+    there on: a record that raises, or is of another kind, counts as zero, in silence. Under a collate of one's own, units may
+    differ in length.
+    """
 
     def __init__(self, dataset: Any, units: Tensor | None = None, collate: Collate | None = None) -> None:
-        self._dataset, self._collate = dataset, collate or torch.utils.data.default_collate
+        self._dataset, self._collate = dataset, collate
         self._index = _index(len(dataset), units)
         self.num_units = self._index.count
+        self._kind, self._first = self._checked()
 
     def example(self) -> Rows:
-        return as_many(Rows.make(*self._first), self._index)
-
-    @cached_property
-    def _first(self) -> tuple[Any, Any]:
-        """The first row, which shows what a row is like."""
-        try:
-            inputs, targets = self._collate([self._dataset[0]])
-        except Exception as error:  # noqa: BLE001 - what a data set raises may hold data
-            raise UsageError(
-                f"The first row of the data set cannot be read and collated ({type(error).__name__}); mend or remove it."
-            ) from None
-        return inputs, targets
+        return as_many(Rows.make(*tree_map_only(Tensor, lambda t: t[:1], self._first)), self._index)
 
     def rows_of(self, units: Tensor) -> Tensor:
         return self._index.starts.diff()[units]
 
-    def read(self, units: Tensor, step: int) -> Rows:
-        """A record that cannot be read, or is not like the first one, counts as zero, in silence: its unit is left out of the rows."""
-        places, unit = self._index.rows_of(units)
-        items = [self._item(int(place)) for place in places]
-        broken = {int(u) for u, item in zip(unit, items, strict=True) if item is None}
-        whole = [(item, int(u)) for item, u in zip(items, unit, strict=True) if int(u) not in broken]
-        if not whole:
-            return Rows(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.int64), 0)
-        inputs, targets = self._collate([item for item, _ in whole])
-        numbers = torch.tensor([u for _, u in whole]).unique(return_inverse=True)[1]
-        return Rows(inputs, targets, numbers, len(units) - len(broken))
+    def read(self, units: Tensor, step: int) -> list[Rows]:
+        """The units that can be used, those of one shape together: to pad them all alike would let one decide what others are."""
+        groups: dict[Kind, list[Pair]] = {}
+        for unit in units.tolist():
+            if (pair := self._usable(unit)) is not None:
+                groups.setdefault(_kind_of(pair, shapes=True), []).append(pair)
+        return [_joined(pairs) for pairs in groups.values()]
 
-    def _item(self, place: int) -> Any:
+    def _usable(self, unit: int) -> Pair | None:
+        """What a unit holds; nothing if it raises or is of another kind, for a run must not depend on one record."""
         try:
-            item = self._dataset[place]
-            alone = self._collate([item])
-        except Exception:  # noqa: BLE001 - whatever a user's data set raises, the run must not depend on one record
+            pair = self._alone(unit)
+            return pair if self._kind_of(pair) == self._kind else None
+        except Exception as error:  # noqa: BLE001 - whatever a user's data set raises
+            if isinstance(error, OSError) or out_of_memory(error):
+                raise machine_fault("A record of the data set", f"it cannot be read ({reason_of(error)})") from None
             return None
-        return item if self._kind(alone) == self._kind(self._first) else None
 
-    def _kind(self, row: tuple[Any, Any]) -> tuple[Any, ...]:
-        """What rows must share to be collated without changing each other: types, and shapes unless a collate of one's own pads."""
-        leaves, nesting = tree_flatten(tuple(row))
-        shapes = self._collate is torch.utils.data.default_collate
-        return (nesting, *((t.dtype, t.shape if shapes else t.ndim) if isinstance(t, Tensor) else type(t) for t in leaves))
+    def _alone(self, unit: int) -> Pair:
+        """A unit's rows, collated by themselves."""
+        places = self._index.rows_of(torch.tensor([unit]))[0].tolist()
+        items = [self._dataset[place] for place in places]
+        if self._collate is not None:
+            inputs, targets = self._collate(items)
+        else:
+            inputs, targets = torch.utils.data.default_collate(items)
+            targets = tree_map_only(Tensor, _number, targets)
+        _by_rows(inputs, targets, len(places))
+        return inputs, targets
+
+    def _kind_of(self, pair: Pair) -> Kind:
+        return _kind_of(pair, shapes=self._collate is None)
+
+    def _checked(self) -> tuple[Kind, Pair]:
+        """The kind of all units, and the first of them."""
+        kinds: Counter[Kind] = Counter()
+        raised: Counter[str] = Counter()
+        first = None
+        for unit in range(self.num_units):
+            try:
+                pair = self._alone(unit)
+                kinds[self._kind_of(pair)] += 1
+            except _Uncut:
+                raise
+            except Exception as error:  # noqa: BLE001 - what a data set raises may hold data
+                raised[type(error).__name__] += 1
+            else:
+                first = first or pair
+        what = f"of {self.num_units} {'rows' if self.num_units == len(self._index.units) else 'units'} of the data set"
+        if raised:
+            raise UsageError(
+                f"{sum(raised.values())} {what} cannot be read and collated ({', '.join(raised)}); mend or remove them."
+            )
+        if len(kinds) > 1:
+            listed = [
+                f"{count} {'have' if count > 1 else 'has'} {words}" for (words, _), count in kinds.most_common(MOST_KINDS)
+            ]
+            more = f", and there are {len(kinds) - MOST_KINDS} kinds more" * (len(kinds) > MOST_KINDS)
+            raise UsageError(f"{', '.join(listed)}{more} {what}, but all must be alike; give them one type and one shape.")
+        assert first is not None, "there is a unit, and it was read"
+        return next(iter(kinds)), first
+
+
+class _Uncut(UsageError):
+    """What a collate gives cannot be told apart by rows."""
+
+
+def _by_rows(inputs: Any, targets: Any, rows: int) -> None:
+    """Raise unless there is a tensor to each side's every leaf, or a constant, and the tensors have so many rows."""
+    for leaf in tree_leaves((inputs, targets)):
+        constant = leaf is None or isinstance(leaf, str | bytes | int | float)
+        if not constant and not (isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == rows):
+            found = f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+            raise _Uncut(
+                f"collate made {found} of {rows} rows, but rows are told apart by the first dimension; return tensors with one entry "
+                "per row, such as pad_sequence(..., batch_first=True)."
+            )
+
+
+def _number(t: Tensor) -> Tensor:
+    """Targets that are one number a row: whole ones as int64 and others as float32, however each was written."""
+    if t.ndim != 1 or t.dtype == torch.bool or t.is_complex():
+        return t
+    return t.to(torch.float32 if t.is_floating_point() else torch.int64)
+
+
+def _kind_of(pair: Pair, shapes: bool) -> Kind:
+    """What rows must share to stand in one tensor: in words, and by the constants beside the tensors, which words must not quote."""
+    words, constants = [], []
+    for name, side in zip(("inputs", "targets"), pair, strict=True):
+        leaves, nesting = tree_flatten(side)
+        form = "" if isinstance(side, Tensor) else " in " + " ".join(str(nesting).split())
+        words.append(f"{name} {', '.join(_worded(leaf, shapes) for leaf in leaves)}{form}")
+        constants += [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
+    return " and ".join(words), tuple(constants)
+
+
+def _worded(leaf: Any, shapes: bool) -> str:
+    if not isinstance(leaf, Tensor):
+        return f"a {type(leaf).__name__} outside of tensors"
+    size = str(tuple(leaf.shape[1:])) if shapes else f"of {leaf.ndim - 1} dimensions"
+    place = "" if leaf.device.type == "cpu" and leaf.layout == torch.strided else f" {leaf.layout} on {leaf.device}"
+    return f"{str(leaf.dtype).removeprefix('torch.')} {size}{place}"
+
+
+def _joined(pairs: list[Pair]) -> Rows:
+    """Units of one kind and shape, as rows; each pair is a unit."""
+    flat = [tree_flatten(pair) for pair in pairs]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    inputs, targets = tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in columns], flat[0][1])
+    counts = torch.tensor([len(next(leaf for leaf in leaves if isinstance(leaf, Tensor))) for leaves, _ in flat])
+    return Rows(inputs, targets, torch.arange(len(pairs)).repeat_interleave(counts), len(pairs))
 
 
 def _index(rows: int, units: Tensor | None) -> UnitIndex:
@@ -156,9 +241,8 @@ def parts(source: Source, units: Tensor, step: int, most_rows: int) -> Iterator[
     while start < len(units):
         before = int(ends[start - 1]) if start else 0
         stop = max(int(torch.searchsorted(ends, before + most_rows, right=True)), start + 1)
-        rows = source.read(units[start:stop], step)
-        if rows.units:
-            yield rows
+        found = source.read(units[start:stop], step)
+        yield from (rows for rows in (found if isinstance(found, list) else [found]) if rows.units)
         start = stop
 
 
@@ -183,7 +267,7 @@ def as_source(data: Any, units: Tensor | None = None, collate: Collate | None = 
 
 
 def check_labels(model: nn.Module, loss: Loss, source: Source) -> None:
-    """Raise if the loss refuses the lowest or the highest label, and not a label of zero; tried on made-up inputs."""
+    """Raise if the loss refuses the lowest or the highest label, or targets of this type at all; tried on made-up inputs."""
     if not isinstance(source, TensorSource):
         return
     rows = made_up_rows(Rows.make(source.example().part(0, 1)[0], None), 2)
@@ -193,6 +277,14 @@ def check_labels(model: nn.Module, loss: Loss, source: Source) -> None:
         raise UsageError(
             f"labels go from {_said(limits, 0)} to {_said(limits, 1)}, but the loss does not take them ({refused}); classes are numbered "
             "from 0 to one less than the model has outputs."
+        )
+    if refused is not None:
+        kinds = ", ".join(
+            f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape[1:])}" for t in tree_leaves(limits) if isinstance(t, Tensor)
+        )
+        raise UsageError(
+            f"the model and the loss do not take these rows, whose targets are {kinds} ({refused}); cross entropy, for one, takes one whole "
+            "number a row (int64)."
         )
 
 

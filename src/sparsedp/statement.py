@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,14 @@ from sparsedp.dp.ledger import Ledger
 from sparsedp.dp.tradeoff import Profile, profile
 from sparsedp.environment import source, versions
 from sparsedp.errors import UsageError
+from sparsedp.planning import snip_batch
 from sparsedp.rundir import describe
 from sparsedp.state import FRESH
 from sparsedp.statement_page import page
 
 if TYPE_CHECKING:
+    from sparsedp.config import Mechanism
+    from sparsedp.planning import Budget
     from sparsedp.pruning import Pruned
     from sparsedp.training import Setting
 
@@ -71,11 +75,12 @@ def facts(
                 else "256 bits from the operating system; erased when the run ended",
         "arithmetic": ARITHMETIC[m.arithmetic],
         "records_that_break": "a record whose gradient or loss is not finite, or that cannot be read, counts as zero, and is counted nowhere",
-        "public_data": {"weights": run.model.weights, "weights_sha256": digest(run.model.weights), "overlap": "not checked: the "
+        "public_data": {"weights": Path(run.model.weights).name, "weights_sha256": digest(run.model.weights), "overlap": "not checked: the "
                         "weights' own training data are not at hand"} if run.model.weights else None,
         "preprocessing": _preprocessing(setting),
         "tuning": {"covered": False, "words": "epsilon is that of this run alone; choosing among runs on the same data costs more",
-                   "runs_on_this_data": budget.get("runs"), "epsilon_of_all": budget.get("epsilon")},
+                   "runs_on_this_data": budget.get("runs"), "epsilon_of_all": budget.get("epsilon"),
+                   "runs_not_private": budget.get("not_private")},
         "audit": None,
         "resumed": ledger_words(ledger),
         "software": {**versions(), "source_sha256": source()},
@@ -123,6 +128,14 @@ def others(ledger: Ledger, delta: float) -> dict[str, float | None]:
     return found
 
 
+def rehearse(plan: Budget, m: Mechanism) -> None:
+    """All that a statement asks of the accountants at the end, asked before the first event: what cannot be told is refused at no cost."""
+    if not math.isinf(plan.spent.epsilon):
+        curve(profile(plan.at_end, m.neighbouring))
+    others(plan.at_end, m.delta)
+    accountant_of(plan.at_end, plan.spent, m.delta)
+
+
 def accountant_of(ledger: Ledger, spent: Spent, delta: float) -> dict[str, Any]:
     """What a program needs to compute epsilon again: `delta` is that of every part, `rounding` what the transform may take of it."""
     return {
@@ -140,7 +153,7 @@ def _mechanism(setting: Setting) -> dict[str, Any]:
         "sampling_rate": plan.sampling_rate, "batch_size": plan.batch_size, "num_units": plan.num_units,
         "views": setting.run.data.views, "noise_on": "the selected coordinates only",
         "divisor": f"the expected batch size{' and the clipping norm' if m.private and m.unit_norm else ''}",
-        "dp_snip": {"clip": s.snip_clip, "noise_multiplier": plan.snip_noise_multiplier, "batch_size": s.snip_batch_size or plan.num_units}
+        "dp_snip": {"clip": s.snip_clip, "noise_multiplier": plan.snip_noise_multiplier, "batch_size": snip_batch(s, plan.num_units)}
                    if released else None,
     }  # fmt: skip
 
@@ -193,11 +206,12 @@ def _preprocessing(setting: Setting) -> dict[str, Any]:
 
 
 def curve(claimed: Profile) -> dict[str, Any]:
-    """The whole claim in some numbers; all are upper bounds."""
+    """The whole claim in some numbers. All are upper bounds but for mu, which covers the profile as far as it was followed: down to
+    that delta, and at smaller ones a larger mu may be needed."""
     every = max(1, len(claimed.epsilons) // 20)
     return {
         "delta_at_epsilon": [[e, d] for e, d in zip(claimed.epsilons[::every], claimed.deltas[::every], strict=True)],
-        "mu_gdp_at_most": claimed.gaussian(),
+        "mu_gdp": {"mu": claimed.gaussian(), "down_to_delta": claimed.deltas[-1]},
         "best_attack": [
             {"false_positive_rate": rate, "true_positive_rate_at_most": claimed.attack_power(rate)} for rate in RATES
         ],

@@ -28,13 +28,13 @@ def _claim(stated: Stated) -> list[str]:
     return [
         "# Privacy statement",
         "",
+        *[f"**Beware:** {warning}.\n" for warning in stated["warnings"]],
         f"This model was trained with differential privacy: epsilon {stated['epsilon']:.4g} at delta {stated['delta']:g}. Random noise was "
         f"added while it learnt, so much that nobody can tell from the released files, beyond the odds below, whether any one "
         f"{_unit(stated)} was among the training data.",
         "",
         f"**What is protected:** {stated['unit']}. There are {stated['units']} of them. {_sentence(stated['neighbouring']['words'])}.",
         "",
-        *[f"**Beware:** {warning}.\n" for warning in stated["warnings"]],
         f"**Epsilon** bounds what the files reveal: seeing them multiplies the odds of any suspicion about one {_unit(stated)} by at most "
         f"{_factor(stated['epsilon'])}. Lower is safer; up to 1 is called strong, up to 10 reasonable, more is weak (Ponomareva et al. 2023). "
         f"**Delta** is roughly the chance that the bound fails; it is {side} one in the number of {_unit(stated)}s.",
@@ -67,20 +67,34 @@ def _odds(stated: Stated) -> list[str]:
 
 def _limits(stated: Stated, guarantee: bool) -> list[str]:
     tuning = stated["tuning"]
-    runs = "" if tuning["runs_on_this_data"] is None else (
-        f" The operator's budget file counts {tuning['runs_on_this_data']} runs on these data, together epsilon "
-        f"{_number(tuning['epsilon_of_all'])}."
-    )  # fmt: skip
     void = ["The statement no longer holds if:", "", *(f"- {line}." for line in stated["void_if"]), ""]
     return [
         "## What is not covered",
         "",
         *(f"- {_sentence(line)}." for line in stated["not_covered"]),
-        f"- Tuning: {tuning['words']}.{runs}",
+        f"- Tuning: {tuning['words']}.{_runs(tuning, stated['others']['delta'])}",
         *([f"- Copies: {stated['copies']['words']}."] if guarantee else []),
         "",
         *(void if guarantee else []),
     ]
+
+
+def _runs(tuning: Mapping[str, Any], delta: float) -> str:
+    """What the budget file of the data says, as one more sentence."""
+    every, naked, total = tuning["runs_on_this_data"], tuning.get("runs_not_private") or 0, tuning["epsilon_of_all"]
+    if every is None:
+        return ""
+    said = []
+    if every > naked:
+        bound = "more than any epsilon can tell" if total is None or math.isinf(total) else f"epsilon {total:.4g} at delta {delta:g}"
+        said.append(f"{_count(every - naked)} on these data, {'together ' if every - naked > 1 else ''}{bound}")
+    if naked:
+        said.append(f"{_count(naked)} that {'is' if naked == 1 else 'are'} not private, for which no epsilon holds")
+    return f" The operator's budget file counts {', and '.join(said)}."
+
+
+def _count(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"
 
 
 def _basis(stated: Stated, guarantee: bool) -> list[str]:
@@ -186,4 +200,6 @@ def _event(event: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "not available" if value is None or math.isinf(value) else f"{value:.4g}"
+    if value is None:
+        return "not known, since that accountant cannot count these events"
+    return "without bound" if math.isinf(value) else f"{value:.4g}"

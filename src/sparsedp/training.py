@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from sparsedp import data, outputs, private_metrics, state
+from sparsedp import data, outputs, private_metrics, state, statement
 from sparsedp.assembly import Parts, assemble, load_data
 from sparsedp.beginning import Begun, autocast, begin
 from sparsedp.budget_file import Account, BudgetFile, EnteredAlready, place
@@ -18,7 +19,8 @@ from sparsedp.config import Run
 from sparsedp.data import DataSet
 from sparsedp.dp.clipping import Loss
 from sparsedp.dp.ledger import Ledger
-from sparsedp.dp.masks import maskable_layers
+from sparsedp.dp.masks import check_maskable, maskable_layers, participating, told_unmasked
+from sparsedp.dp.noise import grid_for
 from sparsedp.dp.randomness import Key
 from sparsedp.engines import NAMES as ENGINES
 from sparsedp.engines.care import memory_in_words
@@ -98,6 +100,11 @@ class Setting:
     def dataset(self) -> DataSet:
         return self.parts.dataset
 
+    def note(self, text: str) -> None:
+        """Tell the operator, on the screen and in private/."""
+        self.reporter.note(text)
+        self.folder.note(text)
+
 
 @memory_in_words()
 def train(
@@ -114,24 +121,23 @@ def train(
     `loss(output, targets)` returns one number per row; left out, cross entropy, or binary cross entropy over several labels.
     When `stop()` turns true the run writes a checkpoint and raises `Stopped`. `trial` is for `tune` alone.
     """
-    began = time.monotonic()
     setting = prepare(run, Path(run_dir), loss, reporter or Silence(), trial)
     keep_memory()
     account = _account(setting) if trial is None else EnteredAlready()
     try:
-        return _carry_out(setting, account, began, stop)
+        return _carry_out(setting, account, stop)
     finally:
         setting.folder.close()
 
 
-def _carry_out(setting: Setting, account: Account, began: float, stop: Callable[[], bool]) -> Result:
+def _carry_out(setting: Setting, account: Account, stop: Callable[[], bool]) -> Result:
     run = setting.run
     with account:
         pruned = prune_for_run(setting)
         begun = begin(setting, pruned)
         learner, private = begun.learner, begun.private
         setting.reporter.start(run, setting.plan, begun.progress.taken)
-        seconds = _loop(setting, begun, began, stop)
+        seconds = _loop(setting, begun, stop)
         results = _measure(setting, learner, private)
         account.spent(private.ledger)
         together = account.together()
@@ -152,31 +158,60 @@ def prepare(run: Run, path: Path, loss: Loss | None, reporter: Reporter, trial: 
         key = folder.key(run.runtime.key)
         parts = assemble(run, dataset, key, loss)
         refuse_early(run, parts.model)
+        refuse_grid(run, plan, parts.model)
+        if trial is None:
+            statement.rehearse(plan, run.mechanism)
     except BaseException:
         folder.discard()
         folder.close()
         raise
-    for line in (*plan.spent.warnings, *checked.sentences(), *parts.notes):
-        reporter.note(line)
-    return Setting(parts, folder, plan, key, reporter, checked.checksum)
+    setting = Setting(parts, folder, plan, key, reporter, checked.checksum)
+    for line in (*plan.spent.warnings, *checked.sentences(), *parts.notes, *left_whole(run, parts.model)):
+        setting.note(line)
+    return setting
 
 
 def refuse_early(run: Run, model: nn.Module) -> None:
     """Names that would only be looked up after pre-pruning has spent something."""
     one_of("runtime.engine", run.runtime.engine, ENGINES)
     optimizer_for(model, run.optim)
-    maskable_layers(model, run.sparsity.granularity, run.sparsity.maskable)
+    layers = maskable_layers(model, run.sparsity.granularity, run.sparsity.maskable)
+    for name in ("prune_rate", "drop_rate"):
+        check_maskable(layers, name, getattr(run.sparsity, name))
+
+
+def refuse_grid(run: Run, plan: Budget, model: nn.Module) -> None:
+    """Too many coordinates for training in exact arithmetic, before DP-SNIP has spent something; without it the first step refuses them."""
+    s, m = run.sparsity, run.mechanism
+    if m.arithmetic == "exact" and plan.snip_noise_multiplier is not None:
+        layers = maskable_layers(model, s.granularity, s.maskable)
+        every, maskable = (sum(p.numel() for p in participating(model).values()), sum(layer.size for layer in layers))
+        kept = (1 - s.drop_rate) * (
+            1 - s.prune_rate if s.granularity == "weight" else 1
+        )  # by filter, the large ones may be kept
+        most = every - maskable + math.ceil(kept * maskable) + sum(layer.size // layer.shape[0] for layer in layers)
+        grid_for(plan.noise_multiplier, m.clip, min(every, most))
+
+
+def left_whole(run: Run, model: nn.Module) -> tuple[str, ...]:
+    """A note on weights that look as if they were masked, and are not."""
+    s = run.sparsity
+    if s.maskable is not None or (s.prune == "none" and s.mask_file is None and s.drop == "none"):
+        return ()
+    return told_unmasked(model, maskable_layers(model, s.granularity))
 
 
 def _account(setting: Setting) -> BudgetFile:
     """The run's entry in its data set's budget file."""
     run = setting.run
     where = (place(run.data), setting.dataset.name, setting.folder.name)
-    return BudgetFile(*where, setting.plan, run.mechanism.delta, setting.reporter)
+    private = outputs.stamp(setting, None) == outputs.PRIVATE
+    return BudgetFile(*where, setting.plan, run.mechanism.delta, setting, private)
 
 
-def _loop(setting: Setting, begun: Begun, began: float, stop: Callable[[], bool]) -> float:
+def _loop(setting: Setting, begun: Begun, stop: Callable[[], bool]) -> float:
     """The training loop. Returns the seconds it took, over all resumptions."""
+    began = time.monotonic()
     runtime, learner, private, progress = setting.run.runtime, begun.learner, begun.private, begun.progress
     mode = learner.model.training
     learner.model.train()

@@ -22,7 +22,7 @@ from sparsedp.dp.randomness import Key
 from sparsedp.errors import UsageError
 from sparsedp.holdout import Part, right_rows, split
 from sparsedp.outputs import number
-from sparsedp.rundir import RunDir, describe, erase
+from sparsedp.rundir import RunDir, describe
 from sparsedp.search import Planned, Search, plan_search
 from sparsedp.state import fresh_keys
 from sparsedp.training import Stopped
@@ -46,7 +46,12 @@ def tune(
     reporter: training.Reporter | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Carry a search out into the folder `run_dir`; an unfinished search with the same settings there is taken up again."""
+    """Carry a search out into the folder `run_dir`; an unfinished search with the same settings there is taken up again.
+
+    Guarantee: of trials that did not win, and of how many there were, nothing is published.
+
+    Guarantee: a search is charged whole before its first trial reads anything.
+    """
     reporter = reporter or training.Silence()
     dataset = load_data(run)
     planned = plan_search(run, search, dataset)
@@ -66,6 +71,7 @@ def tune(
         )
         for line in (whole, *planned.spent.warnings, *checked.sentences()):
             reporter.note(line)
+            folder.note(line)
         trial = training.Trial(dataset, checked, planned.plan)
         return _Searching(planned, folder, key, trial, held, reporter, stop).carry_out()
     finally:
@@ -131,10 +137,10 @@ class _Searching:
         p, run = self.planned, self.planned.run
         entry = replace(p.plan, at_end=p.ledger, spent=p.spent)
         where = (place(run.data), self.trial.dataset.name, self.folder.name)
-        with BudgetFile(*where, entry, run.mechanism.delta, self.reporter) as account:
+        with BudgetFile(*where, entry, run.mechanism.delta, self.reporter, not self.key.given) as account:
             self.folder.write_ledger(p.ledger)  # before the first trial reads anything
             for left in self.folder.trials.glob(f"*{GONE}"):
-                erase(left)
+                disk.erase_all(left)
             best = self._best()
             account.spent(p.ledger)
             together = account.together()
@@ -166,7 +172,7 @@ class _Searching:
             if not fresh_keys(ended.read_ledger()):
                 return
             gone = path.rename(path.with_name(f"{path.name}{GONE}"))  # at once: half of it would be the folder of no run
-            erase(gone)
+            disk.erase_all(gone)
 
     def _go_on(self, path: Path, number: int) -> None:
         try:

@@ -42,6 +42,7 @@ class Facts:
             "covered": not self.settings["keep_trials"], "words": self._words(), **self.settings,
             "epsilon_of_the_search": self.spent.epsilon, "epsilon_of_one_run": self.one.epsilon,
             "runs_on_this_data": self.together.get("runs"), "epsilon_of_all": self.together.get("epsilon"),
+            "runs_not_private": self.together.get("not_private"),
         }  # fmt: skip
 
     def _words(self) -> str:
@@ -90,7 +91,7 @@ def _without_epsilon(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _claim(facts: Facts, stamp: str) -> dict[str, Any]:
     return {"epsilon": facts.spent.epsilon, "delta": facts.spent.delta, "accountant": facts.spent.accountant,
-            "private": stamp == PRIVATE, "stamp": stamp}  # fmt: skip
+            "private": stamp == PRIVATE, "stamp": stamp, "warnings": list(facts.spent.warnings)}  # fmt: skip
 
 
 def restated(stated: Mapping[str, Any], facts: Facts, stamp: str) -> dict[str, Any]:

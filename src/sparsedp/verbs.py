@@ -17,7 +17,7 @@ from sparsedp import cli, training
 from sparsedp.data.augment import evaluation_view
 from sparsedp.data.decoding import Undecodable, decode_file
 from sparsedp.environment import pick_device
-from sparsedp.errors import UsageError, require
+from sparsedp.errors import UsageError, require, shown
 from sparsedp.evaluation import evaluate as measure
 from sparsedp.finished import augmentation_of, facts_of, finished_run, load_model, refuse_code
 from sparsedp.images import plain_batches
@@ -55,7 +55,9 @@ def _carry_out(options: Any, name: str, work: Callable[[Path, training.Reporter]
         summary = work(folder, reporter).summary
     except training.Stopped as stopped:
         _close(reporter)
-        console.print(f"sparsedp: {stopped}", highlight=False, soft_wrap=True)
+        console.print(
+            f"sparsedp: {stopped} Its folder is {folder}: give it as --run-dir.", highlight=False, markup=False, soft_wrap=True
+        )
         return cli.STOPPED
     finally:
         _close(reporter)
@@ -79,16 +81,16 @@ def result_text(summary: Mapping[str, Any], folder: Path) -> str:
         if summary[key] is not None
     ]
     tuning = summary.get("tuning")
-    time = (
-        [f"time      {summary['seconds']:.0f} s for {summary['steps']} steps, {summary['throughput']:.0f} examples/s"]
-        if "steps" in summary
-        else []
-    )
+    time = []
+    if "steps" in summary:
+        took = f"{summary['seconds']:.0f} s of training for {summary['steps']} steps, {summary['throughput']:.0f} examples/s"
+        time = [f"time      {took}"]
     return "\n".join([
         f"accuracy  {', '.join(accuracy) or 'not evaluated'}",
         f"epsilon   {number(summary['epsilon'])} at delta {summary['delta']:g} ({summary['accountant']}, {summary['neighbouring']}); {summary['stamp']}",
         *([f"search    {tuning['words']}"] if tuning else []),
         *time,
+        *(f"warning   {text}" for text in summary.get("warnings", ())),
         f"written   {folder}/public (may be released), {folder}/private (never)",
     ])  # fmt: skip
 
@@ -105,7 +107,7 @@ def dry_run(options: cli.Train | cli.Tune) -> int:
     if options.json:
         cli.print_json(described)
     else:
-        Console().print_json(json.dumps(described))
+        say(dryrun.text(described))
     return 0
 
 
@@ -137,9 +139,10 @@ def evaluate(options: cli.Evaluate) -> int:
         return 0
     names = ("count", "accuracy", "balanced_accuracy", "auroc", "calibration_error", "loss")
     for name in names:
-        say(f"{name.replace('_', ' '):<18} {number(getattr(result, name))}")
+        found = getattr(result, name)
+        say(f"{name.replace('_', ' '):<18} {found if name == 'count' else number(found)}")
     for name, value in zip(dataset.classes, result.recall, strict=True):
-        say(f"recall {name:<11} {number(value)}")
+        say(f"recall {shown(name):<11} {number(value)}")
     return 0
 
 
@@ -156,12 +159,17 @@ def predict(options: cli.Predict) -> int:
         for path in options.images:
             output = model(evaluation_view(_pixels(path, shape), spec))[0]
             chances = output.sigmoid() if run.data.multilabel else output.softmax(0)
+            classes = len(facts["classes"])
+            require(tuple(output.shape) == (classes,), "the shape of the model's output", tuple(output.shape), f"it must be ({classes},)",
+                    "train a model with one output for each class")  # fmt: skip
             rows.append({"image": str(path), **_answer(chances, facts["classes"], run.data.multilabel)})
     if options.json:
         cli.print_json(rows)
     else:
         for row in rows:
-            say(f"{row['image']}: {row['label']} ({row['probability']})")
+            several = isinstance(row["label"], list)
+            found = zip(row["label"], row["probability"], strict=True) if several else [(row["label"], row["probability"])]
+            say(f"{row['image']}: {', '.join(f'{shown(label)} ({p})' for label, p in found) or 'no label'}")
     return 0
 
 
@@ -185,13 +193,9 @@ def prune(options: cli.Prune) -> int:
     """`sparsedp prune`: a table by layer, the mask in a file, the densities in a plot."""
     from sparsedp.prune_run import prune_alone
 
-    s = options.run.sparsity
-    changed = {"prune": options.criterion or s.prune, "prune_rate": s.prune_rate if options.rate is None else options.rate}
-    run = dataclasses.replace(options.run, sparsity=dataclasses.replace(s, **changed))
-    require(
-        run.sparsity.prune != "none", "criterion", "none", "there is nothing to do", "name one, such as --criterion synflow"
-    )
-    pruned = prune_alone(run, options.out)
+    criterion = options.run.sparsity.prune
+    require(criterion != "none", "criterion", "none", "there is nothing to do", "name one, such as --criterion synflow")
+    pruned = prune_alone(options.run, options.out)
     if options.plot is not None:
         pruned.report.plot(options.plot)
     if options.json:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import tarfile
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from sparsedp.config import Data
 from sparsedp.data import load
 from sparsedp.data.cifar import parse_binary, parse_python
+from sparsedp.data.files import read_members
 from sparsedp.errors import UsageError
 
 from . import pictures
@@ -97,6 +101,27 @@ def test_archives_that_are_damaged_or_incomplete(tmp_path):
         load(Data(name="cifar10", dir=str(tmp_path)))
     with pytest.raises(UsageError, match="holds none of cifar-10-batches-bin"):
         load(Data(name="cifar10", dir=str(tmp_path / "nowhere")))
+
+
+def test_an_archive_cut_anywhere_in_its_first_bytes_is_refused(tmp_path):
+    """Python's tarfile ends in a TypeError at some of these lengths."""
+    pictures.archive(tmp_path / "whole", {"test_batch.bin": bytes(3073)})
+    whole = (tmp_path / "whole").read_bytes()
+    for length in range(40):
+        (tmp_path / "cut").write_bytes(whole[:length])
+        with pytest.raises(UsageError, match=r"^[^\n]*cut short or damaged[^\n]*\.$"):
+            list(read_members(tmp_path / "cut", ["test_batch.bin"]))
+
+
+def test_numbers_in_an_archive_that_are_none_are_refused(tmp_path):
+    """Python's tarfile ends in a ValueError at them."""
+    with tarfile.open(tmp_path / "odd", "w:gz") as tar:
+        for kind, content in ((tarfile.XHDTYPE, b"30 GNU.sparse.map=1,2,3\n"), (tarfile.REGTYPE, b"abc")):
+            member = tarfile.TarInfo("test_batch.bin")
+            member.type, member.size = kind, len(content)
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(UsageError, match=r"^[^\n]*cut short or damaged[^\n]*\.$"):
+        list(read_members(tmp_path / "odd", ["test_batch.bin"]))
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [0, 1, 10], [0, 1, -1], [0, 1, "2"], [0, 1, True], (0, 1, 2), [0, 1, 2**80]])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedp.data import decoding
-from sparsedp.data.decoding import Undecodable, decode_image
+from sparsedp.data.decoding import Undecodable, Unreadable, decode_image
 from sparsedp.data.workers import Decoder, _Worker
 from sparsedp.errors import UsageError
 
@@ -84,11 +84,34 @@ def test_a_faulty_image_is_a_rule_that_it_breaks(fault):
         decode_image(content, 3, 8)
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(Undecodable, match="cannot be read"):
-        decoding.decode_file(str(tmp_path / "missing.png"), 3, 8)
-    with pytest.raises(Undecodable, match="cannot be read"):
-        decoding.decode_file(str(tmp_path), 3, 8)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_cannot_be_read_is_the_machines_fault_and_one_that_is_damaged_its_own(workers, tmp_path):
+    (tmp_path / "damaged.png").write_bytes(PNG[:200])
+    places = [str(tmp_path / "missing.png"), str(tmp_path), str(tmp_path / "damaged.png")]
+    missing, folder, damaged = Decoder(3, 8, workers).decode(places)
+    assert isinstance(missing, Unreadable) and str(missing) == "it cannot be read (No such file or directory)"
+    assert isinstance(folder, Unreadable) and str(folder) == "it cannot be read (Is a directory)"
+    assert isinstance(damaged, Undecodable) and not isinstance(damaged, Unreadable)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (MemoryError(), "memory ran out while it was decoded"), (OSError("out of memory error when reading"), "memory ran out"),
+        (OSError(errno.EMFILE, "a name"), r"cannot be decoded \(Too many open files\)"),
+    ],
+)  # fmt: skip
+def test_a_decoder_that_the_machine_fails_says_nothing_of_the_image(monkeypatch, error, why):
+    def fails(*given):
+        raise error
+
+    monkeypatch.setattr(decoding, "_shaped", fails)
+    with pytest.raises(Unreadable, match=why):
+        decode_image(PNG, 3, 16)
+    monkeypatch.setattr(decoding, "_shaped", lambda *given: (_ for _ in ()).throw(OSError("image file is truncated")))
+    with pytest.raises(Undecodable, match="damaged or cut short") as caught:
+        decode_image(PNG, 3, 16)
+    assert type(caught.value) is Undecodable
 
 
 @given(
@@ -142,18 +165,19 @@ def test_a_worker_that_cannot_be_started_is_said(monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(
-        UsageError, match=r"cannot be started \(Resource temporarily unavailable\); free memory, .* workers to 0"
+        UsageError, match=r"cannot be started \(Resource temporarily unavailable\); free memory, .*workers to 0"
     ):
         next(Decoder(3, 16, 1).decode([PNG]))
 
 
-def test_a_file_that_always_kills_its_worker_is_undecodable(monkeypatch):
+def test_a_file_that_always_kills_its_worker_is_the_machines_fault(monkeypatch):
     def dies(self, *given):
         self._child.kill()
         raise EOFError
 
     monkeypatch.setattr(_Worker, "decode", dies)
-    assert str(next(Decoder(3, 16, 1).decode([PNG]))) == "the decoder crashed on it"
+    found = next(Decoder(3, 16, 1).decode([PNG]))
+    assert isinstance(found, Unreadable) and str(found) == "the decoder crashed on it"
 
 
 def test_workers_end_with_their_parent_even_when_it_is_killed():

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import errno
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +64,7 @@ def test_a_file_broken_after_the_check_reads_as_zeros_and_moves_no_other_row(fol
     check(data)
     whole = data.train.read(torch.arange(12))
     (folder / "train" / "bee" / "00004.png").write_bytes(b"broken")
-    (folder / "train" / "cat" / "00005.png").unlink()
+    (folder / "train" / "cat" / "00005.png").write_bytes(b"")
     (folder / "train" / "ant" / "00000.png").write_bytes(pictures.png(np.full((1, 8, 8), 1, np.uint16)))
     batch = data.train.read(torch.arange(12))
     bad = [row for row in range(12) if not batch.valid[row]]
@@ -71,6 +74,32 @@ def test_a_file_broken_after_the_check_reads_as_zeros_and_moves_no_other_row(fol
     good = batch.valid
     assert torch.equal(batch.pixels[good], whole.pixels[good])
     assert torch.equal(batch.labels[good], whole.labels[good])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_is_gone_after_the_check_is_an_error_that_does_not_name_it(folder, workers):
+    data = load(settings(folder), workers)
+    check(data)
+    (folder / "train" / "cat" / "00005.png").unlink()
+    with pytest.raises(UsageError, match=r"^An image could not .*No such file or directory.*at no new cost\.$") as caught:
+        data.train.read(torch.arange(12))
+    assert "00005" not in str(caught.value)
+    assert data.train.read(torch.arange(5)).valid.all(), "the others can be read"
+
+
+def test_rows_that_a_library_cannot_read_are_an_error_too(folder):
+    train = load(settings(folder)).train
+
+    class Gone:
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, row):
+            raise OSError(errno.EIO, "the row of a patient")
+
+    with pytest.raises(UsageError, match=r"^An image could not .*Input/output error.*\.$") as caught:
+        dataclasses.replace(train, source=Gone()).read(torch.arange(2))
+    assert "patient" not in str(caught.value)
 
 
 def test_all_16_bit_images_stay_so(tmp_path):
@@ -97,6 +126,7 @@ def test_the_check_names_every_file_that_cannot_be_read(folder):
         (lambda f: (f / "train" / "dog").mkdir(), "class 'dog' has no training image"),
         (lambda f: (f / "test" / "dog").mkdir(), "test/dog.*train has no such class"),
         (lambda f: (f / "train" / "bee" / "notes.txt").write_text("x"), "notes.txt.*its name ends in none of"),
+        (lambda f: (f / "train" / "bee" / "9.png").symlink_to(f / "nowhere.png"), "9.png.*it is no file, or a link to nothing"),
         (lambda f: [p.unlink() for p in (f / "train").rglob("*.png")], "holds no training image"),
         (lambda f: [p.unlink() for p in (f / "test").rglob("*.png")], "split 'evaluation' holds no image"),
     ],

@@ -59,6 +59,10 @@ FAULTS = {
     "zero byte": (("path,label", "0\0.png,a"), "no path|not CSV"),
     "no unit": (("path,label,unit", "0.png,a,"), "its unit is empty"),
     "unit in both": (("path,label,unit,split", "0.png,a,u,train", "1.png,a,u,test"), "a unit has images in train and"),
+    "misspelt split": (
+        ("path,label,split", "0.png,a,train", "1.png,a,tset"),
+        "manifest.csv:3.*its split is none of train, test",
+    ),
     "no train": (("path,label,split", "0.png,a,test"), "holds no training image"),
 }
 

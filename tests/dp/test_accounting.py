@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsedp.dp import accounting
 from sparsedp.dp.accounting import (
     epsilon,
     first_grid,
@@ -79,6 +82,47 @@ def test_the_papers_rule_sums_the_parts_and_proves_only_twice_delta() -> None:
     assert "only delta 2e-05" in spent.method
     alone = epsilon(FIRST, 1e-5, "paper")
     assert (alone.epsilon, alone.delta) == (parts[1], 1e-5)
+
+
+@pytest.mark.parametrize("sigma", [20.0, 57.8])
+def test_the_papers_rule_sums_the_parts_where_every_unit_takes_part(sigma: float) -> None:
+    """At a rate of 1 both are Gaussians, which are one Gaussian together; the paper adds them up as two."""
+    ledger = Ledger().append("dp-snip", snip_event(57.8)).append("train", training_event(1.0, sigma), 10)
+    parts = [epsilon(event, 1e-5, "rdp").epsilon for event in (snip_event(57.8), training_event(1.0, sigma, 10))]
+    spent = epsilon(ledger, 1e-5, "paper")
+    assert spent.epsilon == pytest.approx(sum(parts)) and spent.delta == pytest.approx(2e-5)
+    assert epsilon(ledger, 1e-5, "rdp").epsilon < 0.95 * sum(parts)
+    taken_up = ledger.append("taken up again", free_event("nothing")).append("train", training_event(1.0, sigma), 2)
+    assert epsilon(taken_up, 1e-5, "paper").delta == pytest.approx(2e-5), "steps are one part, in however many entries"
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "paper"])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("sigma", [1e-200, 1e-160, 1e-60])
+def test_noise_too_small_for_floating_point_is_none(sigma: float, rate: float, accountant: Any) -> None:
+    assert epsilon(training_event(rate, sigma, 3), 1e-5, accountant).epsilon == math.inf
+    with pytest.raises(UsageError, match="has no privacy profile"):
+        profile(training_event(rate, sigma, 3))
+
+
+def test_an_epsilon_without_any_order_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library leaves out orders that it cannot work out, and answers 0 where none is left."""
+    broken = RdpAccountant()
+    broken._rdp += math.nan
+    monkeypatch.setattr(accounting, "renyi", lambda parts: broken)
+    assert broken.get_epsilon(1e-5) == 0
+    assert epsilon(FIRST, 1e-5, "rdp").epsilon == math.inf
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1e-3, 0.1), (1e-4, 1.0), (1e-6, 0.128)])
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_a_profile_too_wide_for_a_grid_is_that_of_the_unsampled_gaussian(sigma: float, rate: float, relation: Any) -> None:
+    event = training_event(rate, sigma, 3)
+    curve, mu = profile(event, relation), math.sqrt(3) * (1 if relation == "add-remove" else 2) / sigma
+    assert curve.epsilons[0] == 0 and curve.deltas[0] == pytest.approx(1) and curve.deltas[-1] == pytest.approx(1e-10, rel=1e-3)
+    assert list(curve.deltas) == sorted(curve.deltas, reverse=True)
+    assert all(d >= gaussian_delta(e, mu) * (1 - 1e-6) for e, d in zip(curve.epsilons, curve.deltas, strict=True))
+    assert curve.attack_power(0.001) == 1 and curve.attack_power(0.0) <= 1
 
 
 def test_joint_composition_is_not_a_sum_and_claims_one_delta() -> None:

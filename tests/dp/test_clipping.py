@@ -238,6 +238,24 @@ def test_on_the_grid_the_sum_is_near_that_of_floats(world: World) -> None:
     assert oracles.distance(scaled, sum_of(world)) <= 2e-3 * world.clip * max(1, len(world.units))
 
 
+def test_on_the_grid_a_unit_that_makes_the_loss_raise_counts_zero_and_short_memory_does_not() -> None:
+    model = build("mlp", 1, torch.float64)
+    good = [unit_of(i, 2) for i in range(3)]
+    (x, y), last = unit_of(9, 2)
+    bad = ((x, y + CLASSES), last)
+
+    def total(units: list[Any], loss: Any = cross_entropy) -> dict[str, Tensor]:
+        return clipped_sum_on_grid(model, loss, [as_rows(units, torch.float64)], {}, 0.5, 1e-6).tensors
+
+    def full(output: Tensor, labels: Tensor) -> Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] can't allocate memory: you tried to allocate 9 bytes.")
+
+    clean, spoilt = total(good), total([good[0], bad, *good[1:]])
+    assert all(torch.equal(t, spoilt[n]) for n, t in clean.items())
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        total(good, full)
+
+
 def test_rows_of_unequal_units() -> None:
     rows = Rows.make(torch.arange(6.0), torch.arange(6), torch.tensor([0, 0, 0, 1, 2, 2]))
     assert rows.units == 3 and rows.counts.tolist() == [3, 1, 2]

@@ -132,3 +132,10 @@ def test_patterns_choose_others() -> None:
         maskable_layers(model, "channel")
     with pytest.raises(UsageError, match="maskable parameter scale"):
         maskable_layers(build("oddities", 0), "weight", ["scale"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_scores_of_any_width_are_ranked(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[0.5, -1.0, 2.0], [2.0, 0.25, 1.0]], dtype=dtype)
+    assert keep_top(scores, 3).int().tolist() == [[0, 0, 1], [1, 0, 1]]
+    assert keep_top(scores, 1).int().tolist() == [[0, 0, 1], [0, 0, 0]], "a tie falls to the lower place"

@@ -111,7 +111,8 @@ def test_the_noise_of_a_coordinate_depends_on_its_place_alone(grid: float | None
 @pytest.mark.parametrize("grid", [None, 2.0**-10])
 def test_dropped_coordinates_are_exactly_zero_and_kept_ones_are_not(grid: float | None) -> None:
     dtype = torch.float32 if grid is None else torch.int64
-    total = ClippedSum({"w": torch.ones(40, 50, dtype=dtype), "v": torch.ones(40, 50, dtype=dtype)}, 1.0, grid)
+    large = torch.full((40, 50), 1_000_000, dtype=dtype)  # so far from zero that no noise on the grid can bring it there
+    total = ClippedSum({"w": large, "v": large}, 1.0, grid)
     masks = {"w": torch.rand(40, 50, generator=torch.Generator().manual_seed(0)) < 0.5, "v": torch.arange(40) < 7}
     released = add_noise(total, 3.0, masks, KEY, "train", 0).tensors
     assert torch.equal(released["w"] != 0, masks["w"])

@@ -33,6 +33,17 @@ def lenient(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float)
     return reference(model, loss, rows, masks, 2 * clip)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_clipping_norm_that_is_a_little_long_is_seen(dtype: torch.dtype) -> None:
+    def longer(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
+        return reference(model, loss, rows, masks, 1.01 * clip)
+
+    like = images([2, 2])
+    rows = Rows(like.inputs.to(dtype), like.targets, like.unit, like.units)
+    with pytest.raises(UsageError, match="computes another clipped sum"):
+        self_check(longer, small().to(dtype), zoo.cross_entropy, rows, {}, 1.0)
+
+
 @pytest.mark.parametrize("wrong", [forgetful, lenient])
 def test_a_wrong_engine_is_refused_by_name(wrong: object) -> None:
     with pytest.raises(UsageError, match=r"computes another clipped sum .* for .*2\.bias"):
@@ -109,8 +120,18 @@ def test_a_recorded_plan_is_followed_and_nothing_is_measured() -> None:
     assert chosen.plan == plan and chosen.name == "fast"
     lines = {line.parameter: line for line in explain(model, zoo.cross_entropy, rows, plan=read).lines}
     assert lines["0.weight"].method == "unfold:fold" and lines["0.weight"].microseconds is None
-    with pytest.raises(UsageError, match="cannot be read"):
-        Plan.from_json({"engine": "fast", "colour": "red"})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"colour": "red"}, {"engine": 3}, {"methods": []}, {"methods": {"a": 1}}, {"methods": None}, {"costs": {"a": 1}},
+        {"costs": {"a": {"b": "1"}}}, {"micro_batch": 0}, {"micro_batch": True}, {"threads": 1.5}, {"\n": 1},
+    ],
+)  # fmt: skip
+def test_a_recorded_plan_with_odd_values_is_refused_in_a_sentence(odd: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"^The recorded plan of the engine cannot be read \(.*\); start a new run\.$"):
+        Plan.from_json({"engine": "fast", **odd})
 
 
 def test_the_micro_batch_fits_into_what_is_free_in_whole_units() -> None:
@@ -121,3 +142,11 @@ def test_the_micro_batch_fits_into_what_is_free_in_whole_units() -> None:
     assert micro_batch(1e6, 0, 16, cpu, free=1) == 16
     assert micro_batch(1e6, 3e6, 1, cpu, free=2**40) == 19
     assert free_bytes(cpu) > 0
+
+
+@pytest.mark.parametrize("name", ["convolutions", "standardised", "attention"])
+def test_a_float64_model_is_served_by_the_fast_engine(name: str) -> None:
+    like = images([1, 1])
+    rows = Rows.make(like.inputs.double(), like.targets)
+    chosen = choose_engine("auto", build(name).double(), zoo.cross_entropy, rows)
+    assert chosen.name == "fast" and not chosen.notes

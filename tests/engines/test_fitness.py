@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import sparsedp
 from sparsedp.dp.clipping import Rows
 from sparsedp.engines import choose_engine
-from sparsedp.engines.fitness import check_fitness, shaken, versions
+from sparsedp.engines.fitness import check_fitness, check_many, shaken, versions
 from sparsedp.errors import UsageError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -24,6 +24,52 @@ class Mix(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - 0.9 * x.mean(0) if self.training else x
+
+
+class MixMany(nn.Module):
+    """Takes away the mean over the batch where that has so many rows."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if len(x) >= self.least else x
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_what_mixes_in_large_batches_alone_is_seen(dropout: bool) -> None:
+    model = nn.Sequential(MixMany(17), nn.Dropout() if dropout else nn.Identity(), nn.Linear(6, 3))
+    nn.init.zeros_(model[2].weight)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    check_fitness(model, LOSS, rows())
+    with pytest.raises(UsageError, match="depends on the other rows"):
+        choose_engine("auto", model, LOSS, rows())
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert choose_engine("auto", model, LOSS, rows(), rows=16).name == "fast", "which never works on more rows at once"
+
+
+def test_rows_are_counted_not_units_and_memory_that_runs_out_halves_them() -> None:
+    views = Rows.make(torch.zeros(32, 6), torch.full((32,), 2), views=16)
+    seen: list[int] = []
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        seen.append(len(output))
+        if len(output) > 200:
+            raise MemoryError
+        return LOSS(output, targets)
+
+    check_many(nn.Linear(6, 3), loss, views, 10**9)
+    assert seen == [512, 256, 128, 128]
+
+
+def test_a_step_of_more_rows_than_the_tries_had_is_tried_before_it_is_charged() -> None:
+    model = nn.Sequential(MixMany(17), nn.Linear(6, 3))
+    private = attached(model)
+    batch = next(private.batches((torch.randn(40, 6), torch.randint(0, 3, (40,)))))
+    with pytest.raises(UsageError, match="depends on the other rows"):
+        private.backward(batch)
+    assert private.taken == 0 and not private.ledger.entries
 
 
 class Counts(nn.Module):

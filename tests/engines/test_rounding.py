@@ -12,6 +12,10 @@ from sparsedp.dp.clipping import Engine, Rows, reference
 from sparsedp.engines import choose_engine
 from sparsedp.engines.fast import Fast
 from sparsedp.engines.functional import functional
+from sparsedp.engines.precision import made_in_full
+from sparsedp.engines.self_check import made_up_masks
+from sparsedp.engines.structure import find_structure
+from sparsedp.models.layers import WSConv2d
 
 CLIP = 1.0
 
@@ -72,3 +76,49 @@ def test_under_autocast_norms_and_sums_keep_their_precision(name: str, size: flo
         more, fewer = (engine(model, loss, Rows.make(x[:n], y[:n]), {}, 0.1) for n in (9, 8))
     moved = length({n: more[n] - fewer[n] for n in more})
     assert moved <= 0.1 * (1 + 1e-4), "the difference of two sums of nine"
+
+
+def standardised(seed: int) -> nn.Module:
+    """Filters of few entries, some of them small, so that a direction of few bits is far from unit length."""
+    torch.manual_seed(seed)
+    kernel = 1 + seed % 3
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+    model = nn.Sequential(WSConv2d(2, 4, kernel), nn.ReLU(), WSConv2d(4, 6, kernel), nn.ReLU(), head)
+    for layer in model:
+        if isinstance(layer, WSConv2d):
+            layer.weight.data.mul_((1.0, 0.3, 0.1, 0.03)[seed % 4])
+    return model
+
+
+@pytest.mark.parametrize("method", ["gram:fold", "direct:fold", "direct:keep", "unfold:keep"])
+@pytest.mark.parametrize("masked", ["none", "weight", "filter"])
+@pytest.mark.parametrize("kind", ["autocast", "bfloat16", "float16"])
+def test_standardised_filters_of_few_bits_do_not_lengthen_a_unit(kind: str, masked: str, method: str) -> None:
+    """Guarantee: adding a unit to the batch moves the result by at most `clip` in L2, rounding included."""
+    loss, clip, lengths = nn.CrossEntropyLoss(reduction="none"), 1e-3, []
+    dtype = torch.float32 if kind == "autocast" else getattr(torch, kind)
+    for seed in range(12):
+        model = standardised(seed).to(dtype)
+        x, y = torch.randn(8, 2, 8, 8).to(dtype), torch.randint(0, 3, (8,))
+        masks = {} if masked == "none" else made_up_masks(model, masked)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
+            structure = find_structure(model, loss, Rows.make(x[:2], y[:2]))
+            engine = Fast(structure, {key + place: method for key in structure.slots for place in ("", "@weight", "@filter")})
+            for unit in range(8):
+                one = engine(model, loss, Rows.make(x[unit : unit + 1], y[unit : unit + 1]), masks, clip)
+                lengths.append(length(one) / clip)
+    assert max(lengths) <= 1 + 1e-6
+    assert max(lengths) > 1 - 1e-5, "and is as long as it may be"
+
+
+def test_outputs_of_shortened_products_are_told() -> None:
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(2, 2, 1, 1)
+    assert made_in_full(torch.conv2d(x, w)) and made_in_full(torch.conv2d(x.double(), w.double()))
+    assert not made_in_full(torch.conv2d(x.bfloat16(), w.bfloat16()))
+    if hasattr(torch.backends.mkldnn, "conv"):
+        before = torch.backends.mkldnn.conv.fp32_precision
+        try:
+            torch.backends.mkldnn.conv.fp32_precision = "bf16"
+            assert not made_in_full(torch.conv2d(x, w))
+        finally:
+            torch.backends.mkldnn.conv.fp32_precision = before

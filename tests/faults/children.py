@@ -37,7 +37,8 @@ class Noised:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: "done", "said" (one sentence), "raised" (anything else, with its traceback) or "killed"."""
+    """How a child ended: "done" (with what the work answered, if it did), "said" (one sentence), "raised" (anything else, with its
+    traceback) or "killed"."""
 
     how: str
     text: str
@@ -92,13 +93,13 @@ def _work(work: Work, pipe: int) -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - open until the process ends
         _overheard(pipe)
         try:
-            work()
-            _say(pipe, "done")
+            answer = work()
+            _say(pipe, f"done {answer}" if isinstance(answer, int | str) else "done")
         except UsageError as error:
             _say(pipe, f"said {error!s}")
         code = 0
     except BaseException:  # noqa: BLE001 - told to the parent, which judges it
-        _say(pipe, f"raised {traceback.format_exc()}")
+        _say(pipe, f"raised {traceback.format_exc()[-3500:]}")
     finally:
         os._exit(code)
 

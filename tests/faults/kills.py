@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from tests.faults import operations
+from tests.faults import decoders, operations
 from tests.faults.children import Child, Ended
 from tests.faults.operations import Operations
 from tests.faults.worlds import Outcome, World, charged, finish, under_counted
+
+RANDOM, INSIDE = "kill -9 at a random moment", "kill -9 inside a checkpoint's write"
+AGAIN = "kill -9 at random moments, up to five times in the same run"
 
 
 def at_random(worlds: dict[str, World], count: int, seed: int = 1) -> Iterator[Outcome]:
@@ -19,17 +23,29 @@ def at_random(worlds: dict[str, World], count: int, seed: int = 1) -> Iterator[O
     for number in range(count):
         world = worlds[names[number % len(names)]]
         folder, ended = _killed(world, own)
-        yield _judged(world, folder, ended, "kill -9 at a random moment")
+        yield _judged(world, folder, ended, RANDOM)
+
+
+def with_workers(world: World, count: int, seed: int = 18) -> Iterator[Outcome]:
+    """A run that decodes in worker processes; none of them outlives it."""
+    own = random.Random(seed)
+    for _ in range(count):
+        folder, ended = _killed(world, own)
+        alive = decoders.alive(folder)
+        outcome = _judged(world, folder, ended, RANDOM)
+        wrong = f"{alive} of its workers are still there" if alive else outcome.wrong
+        yield replace(outcome, came=f"{outcome.came}; its workers ended with it", wrong=wrong)
 
 
 def _killed(world: World, own: random.Random) -> tuple[Path, Ended]:
+    """One that was killed, or ended otherwise than it should."""
     while True:
         folder = world.folder()
         child = Child(world.train(folder))
         time.sleep(own.uniform(0.02, 1.0) * world.seconds)
         child.kill()
         ended = child.ended()
-        if ended.how == "killed":
+        if ended.how != "done":
             return folder, ended
         world.forget(folder)  # it had ended before
 
@@ -45,11 +61,11 @@ def inside_checkpoints(worlds: dict[str, World], count: int, seed: int = 2) -> I
             time.sleep(own.uniform(0, 0.004))
             child.kill()
         ended = child.ended()
-        if ended.how == "killed" and ended.inside_checkpoint:
-            done += 1
-            yield _judged(world, folder, ended, "kill -9 inside a checkpoint's write")
-        else:
+        if ended.how == "done" or (ended.how == "killed" and not ended.inside_checkpoint):
             world.forget(folder)  # it was written by then
+        else:
+            done += 1
+            yield _judged(world, folder, ended, INSIDE)
 
 
 def at_operations(worlds: dict[str, World], every: int, seed: int = 3) -> Iterator[Outcome]:
@@ -76,7 +92,7 @@ def again_and_again(worlds: dict[str, World], count: int, times: int = 5, seed: 
     for number in range(count):
         world = worlds[names[number % len(names)]]
         folder, ended = _killed(world, own)
-        noised, kills = ended.noised, 1
+        noised, kills, wrong = ended.noised, 1, ""
         for _ in range(times - 1):
             before = charged(folder)
             child = Child(world.train(folder))
@@ -84,22 +100,25 @@ def again_and_again(worlds: dict[str, World], count: int, times: int = 5, seed: 
             child.kill()
             ended = child.ended()
             noised += ended.noised
-            if ended.how != "killed":
+            wrong = under_counted(folder, noised) or ("the ledger shrank" if charged(folder) < before else "")
+            if wrong or ended.how != "killed":
                 break
             kills += 1
-            wrong = under_counted(folder, noised) or ("the ledger shrank" if charged(folder) < before else "")
-            if wrong:
-                yield Outcome("the same run killed up to five times", f"{kills} kills", "", wrong)
-        wrong = finish(world, folder, noised)
-        world.forget(folder)
-        yield Outcome("the same run killed up to five times", f"{kills} kills", "resumed to the same bytes", wrong)
+        over = ended.how in ("killed", "done") or (ended.how == "said" and "is finished" in ended.text)
+        wrong = wrong or ("" if over else f"it {ended.how}: {ended.text}") or finish(world, folder, noised)
+        if not wrong:
+            world.forget(folder)
+        yield Outcome(AGAIN, f"{kills} kills", "resumed to the same bytes", wrong and f"{world.name}, {folder}: {wrong}")
 
 
 def _judged(world: World, folder: Path, ended: Ended, kind: str) -> Outcome:
-    steps = len({n.step for n in ended.noised if n.purpose == "train"})
-    wrong = finish(world, folder, ended.noised)
-    if wrong:
-        wrong = f"{world.name}, after {steps} steps, {folder}: {wrong}"
+    sums = len(ended.noised)
+    wrong = "" if ended.how == "killed" else f"it {ended.how}: {ended.text}"
+    if wrong := wrong or finish(world, folder, ended.noised):
+        wrong = f"{world.name}, after {sums} sums, {folder}: {wrong}"
     else:
         world.forget(folder)
-    return Outcome(kind, f"{world.name}, after {steps} steps", "resumed to the same bytes", wrong, ended.inside_checkpoint)
+    when = "before a sum was noised" if not sums else "after the last sum" if sums == len(world.noised) else "between the sums"
+    return Outcome(
+        kind, f"{world.name}, after {sums} sums", f"{when}; resumed to the same bytes", wrong, ended.inside_checkpoint
+    )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -19,8 +20,11 @@ from sparsedp import disk
 from tests.faults import children
 from tests.faults.worlds import World
 
-FREE_SPACE = ("unlink", "rmdir", "fsync a folder")
-"""What a full disk does not refuse."""
+ALLOWED = {
+    errno.ENOSPC: ("unlink", "rmdir", "fsync a folder"), errno.EDQUOT: ("unlink", "rmdir", "fsync a folder"),
+    errno.EROFS: ("fsync a folder",), errno.EIO: (),
+}  # fmt: skip
+"""What a disk that is full, over its quota, read-only or broken does not refuse."""
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Operations:
     error: int | None = None
     stays: bool = False
     seen: int = 0
+    done: int = 0
+    """How many calls failed."""
     log: list[tuple[str, str]] = field(default_factory=list)
 
     def __call__(self, name: str, path: object, half: Callable[[], Any] = lambda: None) -> None:
@@ -41,7 +47,8 @@ class Operations:
         if self.error is None:
             half()
             os.kill(os.getpid(), signal.SIGKILL)
-        elif name not in FREE_SPACE:
+        elif name not in ALLOWED[self.error]:
+            self.done += 1
             half()
             raise OSError(self.error, os.strerror(self.error), str(path))
 
@@ -144,10 +151,11 @@ def of_a_run(world: World) -> list[tuple[str, str]]:
 
 
 def disturbed(world: World, folder: Path, operations: Operations) -> children.Ended:
-    """A run in a child whose disk behaves so."""
+    """A run in a child whose disk behaves so; if it ends well, with how many calls that failed."""
 
-    def work() -> None:
+    def work() -> int:
         operations.install()
         world.train(folder)()
+        return operations.done
 
     return children.run(work)

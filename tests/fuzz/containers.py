@@ -30,7 +30,11 @@ def header_of(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | N
     body = b""
     for name, value in tensors.items():
         raw = value.tobytes()
-        rows[name] = {"dtype": NAMES[str(value.dtype)], "shape": list(value.shape), "data_offsets": [len(body), len(body) + len(raw)]}
+        rows[name] = {
+            "dtype": NAMES[str(value.dtype)],
+            "shape": list(value.shape),
+            "data_offsets": [len(body), len(body) + len(raw)],
+        }
         body += raw
     return rows, body
 
@@ -85,7 +89,20 @@ def odd_npy(rng: Random, array: np.ndarray) -> bytes:
     if rng.random() < 0.4:
         return damaged(rng, [npy(array)], head=128)
     kind = rng.choice(("|u1", "<i8", "<f8", "|O", "|O8", "V4", "<U8", "i1000", "", "|b1", "<M8[s]", "<c16"))
-    shape = rng.choice((str(array.shape), "()", "(2**70,)", f"({10**20},)", "(-1,)", "(1,)*40", "[1]", "'x'", f"({2**31}, {2**31})", "(0, 3072)"))
+    shape = rng.choice(
+        (
+            str(array.shape),
+            "()",
+            "(2**70,)",
+            f"({10**20},)",
+            "(-1,)",
+            "(1,)*40",
+            "[1]",
+            "'x'",
+            f"({2**31}, {2**31})",
+            "(0, 3072)",
+        )
+    )
     told = rng.choice((
         f"{{'descr': '{kind}', 'fortran_order': {rng.choice(('False', 'True', '2', 'None'))}, 'shape': {shape}, }}",
         "__import__('os').system('touch marker')", "{" * 500, "(" * 3000, "'" * 9, "[lambda: 0]", "{'descr': [('a', '<f8', (2**30,))]}",
@@ -103,7 +120,9 @@ BOMB = gzip.compress(bytes(40 << 20), 9)
 def tarred(rng: Random, members: Mapping[str, bytes]) -> bytes:
     """A tar.gz; members may be missing, doubled, links, devices, sparse, elsewhere, or claim another size."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT))) as tar:
+    with tarfile.open(
+        fileobj=out, mode="w", format=rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT))
+    ) as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)

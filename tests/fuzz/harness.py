@@ -25,7 +25,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sparsedp.errors import UsageError
-from tests.fuzz.watch import MIB, Escape, Watch, lift_limit, limit_memory, no_sentence, peak, ran_out, resident
+from tests.fuzz.watch import (
+    MIB,
+    Escape,
+    Watch,
+    children_seconds,
+    lift_limit,
+    limit_memory,
+    no_sentence,
+    peak,
+    ran_out,
+    resident,
+)
 
 ENOUGH = 25
 """So many inputs of one target that end badly, and the rest is not tried."""
@@ -48,7 +59,7 @@ class Target:
     seconds: float = 10.0
     share: float = 1.0
     """The part of the inputs asked for that is tried, where one input takes long."""
-    refusals: tuple[type[Exception], ...] = (UsageError,)
+    refusals: tuple[type[BaseException], ...] = (UsageError,)
     warm: Callable[[Path], object] | None = None
     """Run once before memory is measured: late imports, models."""
     both: bool = True
@@ -74,6 +85,7 @@ class Report:
     refused: int = 0
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
+    """Of the processor, in all workers."""
     megabytes: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +103,7 @@ def random_of(seed: int, target: Target, number: int) -> random.Random:
 
 def run(target: Target, inputs: int, seed: int, start: int = 0) -> Report:
     """Try the inputs `start` to `start + inputs`. One worker at a time; this process must have one thread only."""
-    report, began = Report(target.name), time.monotonic()
+    report, began = Report(target.name), children_seconds()
     home = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)).resolve()
     shared = mmap.mmap(-1, _STATE.size)
     state = [start, 0, 0, 0, 0, 0]
@@ -111,7 +123,7 @@ def run(target: Target, inputs: int, seed: int, start: int = 0) -> Report:
         shutil.rmtree(home, ignore_errors=True)
     _, report.accepted, report.refused, failed, above, _ = state
     report.inputs, report.megabytes = report.accepted + report.refused + failed, round(above / MIB, 1)
-    report.seconds = round(time.monotonic() - began, 2)
+    report.seconds = round(children_seconds() - began, 2)
     return report
 
 
@@ -125,9 +137,11 @@ def _one_worker(target: Target, seed: int, stop: int, shared: mmap.mmap, home: P
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            code = os.waitstatus_to_exitcode(status)
-            if code in (DONE, AGAIN):
+            code, state = os.waitstatus_to_exitcode(status), _STATE.unpack(shared[:])
+            if code in (DONE, AGAIN) and state[5] == sum(state[1:4]):  # every input that was begun was judged
                 return None
+            if state[5] == first:
+                raise RuntimeError(f"the worker for {target.name} could not begin: code {code}")
             return ("crash", signal.Signals(-code).name) if code < 0 else ("exit", f"the process ended with code {code}")
         now = _STATE.unpack(shared[:])[5]
         if now != begun:
@@ -136,7 +150,7 @@ def _one_worker(target: Target, seed: int, stop: int, shared: mmap.mmap, home: P
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return "hang", f"more than {target.seconds:g} s"
-        time.sleep(0.002 if time.monotonic() - since < 0.05 else 0.02)
+        time.sleep(0.01)
 
 
 def _work(target: Target, seed: int, stop: int, shared: mmap.mmap, home: Path) -> NoReturn:

@@ -57,7 +57,11 @@ def copies(count: int, size: int = 1 << 18) -> bytes:
     """One long text, encoded again and again: each time a copy of it."""
     text = b"X" + struct.pack("<I", size) + b"a" * size
     return (
-        b"\x80\x02}U\x04data](" + text + b"q\x000c_codecs\nencode\nq\x010h\x00U\x06latin1\x86q\x020" + b"h\x01h\x02R" * count + b"es."
+        b"\x80\x02}U\x04data]("
+        + text
+        + b"q\x000c_codecs\nencode\nq\x010h\x00U\x06latin1\x86q\x020"
+        + b"h\x01h\x02R" * count
+        + b"es."
     )
 
 

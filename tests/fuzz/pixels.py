@@ -28,7 +28,11 @@ def _seeds() -> tuple[bytes, ...]:
 
     values = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 4), dtype=np.uint8)
     deep = values[:, :, :2].copy().view(np.uint16)[:, :, 0]
-    whole, colour, grey = Image.fromarray(values, "RGBA"), Image.fromarray(values[:, :, :3].copy()), Image.fromarray(values[:, :, 0].copy())
+    whole, colour, grey = (
+        Image.fromarray(values, "RGBA"),
+        Image.fromarray(values[:, :, :3].copy()),
+        Image.fromarray(values[:, :, 0].copy()),
+    )
     made = [
         (colour, "PNG", {}), (whole, "PNG", {}), (grey, "PNG", {}), (Image.fromarray(deep), "PNG", {}), (colour.quantize(8), "PNG", {"transparency": 0}),
         (grey.convert("1"), "PNG", {}), (colour, "JPEG", {}), (colour, "JPEG", {"progressive": True}), (grey, "JPEG", {}),
@@ -63,7 +67,9 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 def odd_png(rng: Random) -> bytes:
     """A PNG whose checksums are right and whose header claims what it likes."""
     sides = [rng.choice((1, 7, SIDE, SIDE, *EXTREME)) % 2**32 for _ in range(2)]
-    head = struct.pack(">II5B", *sides, rng.choice((1, 2, 4, 8, 16, 32)), rng.choice((0, 2, 3, 4, 6, 5)), 0, 0, rng.choice((0, 0, 1, 2)))
+    head = struct.pack(
+        ">II5B", *sides, rng.choice((1, 2, 4, 8, 16, 32)), rng.choice((0, 2, 3, 4, 6, 5)), 0, 0, rng.choice((0, 0, 1, 2))
+    )
     body = zlib.compress(rng.randbytes(rng.choice((0, 9, 80, 400))), 1) if rng.random() < 0.8 else rng.randbytes(40)
     extra = (
         b"", _chunk(b"PLTE", rng.randbytes(rng.choice((3, 24, 7)))), _chunk(b"tRNS", rng.randbytes(rng.choice((1, 6, 300)))),

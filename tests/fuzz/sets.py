@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -43,7 +45,7 @@ def sound(found: ArrayImages) -> None:
     """What any set of images is: one label per image, each the number of a class."""
     shape = tuple(found.pixels.shape)
     assert len(shape) == 4 and found.pixels.dtype == torch.uint8 and 0 not in shape
-    assert found.labels.shape == shape[:1] and 0 <= int(found.labels.min()) and int(found.labels.max()) < found.num_classes
+    assert found.labels.shape == shape[:1] and int(found.labels.min()) >= 0 and int(found.labels.max()) < found.num_classes
 
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -82,7 +84,7 @@ def read_binary(given: tuple[bytes, bool], place: Path) -> None:
 def checked(pixels: np.ndarray, labels: np.ndarray, classes: int) -> None:
     """What every reader of 32 by 32 images returns."""
     assert pixels.dtype == np.uint8 and pixels.shape[1:] == (3, 32, 32) and labels.dtype == np.int64
-    assert labels.shape == pixels.shape[:1] and len(labels) > 0 and 0 <= labels.min() and labels.max() < classes
+    assert labels.shape == pixels.shape[:1] and len(labels) > 0 and labels.min() >= 0 and labels.max() < classes
     assert int(pixels.astype(np.int64).sum()) >= 0  # every pixel is there to be read
 
 
@@ -105,6 +107,16 @@ def read_archive(content: bytes, place: Path) -> None:
     sound(cifar.read_split("cifar10", path, "test"))
 
 
+def warm_archive(place: Path) -> None:
+    """A whole archive: everything that is imported late."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        info = tarfile.TarInfo("cifar-10-batches-py/test_batch")
+        info.size = len(CIFAR[0])
+        tar.addfile(info, io.BytesIO(CIFAR[0]))
+    read_archive(out.getvalue(), place)
+
+
 def make_imagenet(rng: Random) -> bytes:
     """A batch, pickled or as npz."""
     if rng.random() < 0.4:
@@ -114,18 +126,44 @@ def make_imagenet(rng: Random) -> bytes:
     odd = rng.choice((*arrays, None))
     members = {f"{name}.npy": odd_npy(rng, value) if name == odd else npy(value) for name, value in arrays.items()}
     content = zipped(rng, members)
-    return damaged(rng, (content, content[-200:]), (b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06")) if rng.random() < 0.4 else content
+    return (
+        damaged(rng, (content, content[-200:]), (b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"))
+        if rng.random() < 0.4
+        else content
+    )
 
 
 def read_imagenet(content: bytes, place: Path) -> None:
     checked(*imagenet32.parse_batch(content), 1000)
 
 
+def warm_imagenet(place: Path) -> None:
+    read_imagenet(IMAGENET[0], place)
+    read_imagenet(zipped(None, {"data.npy": npy(PIXELS), "labels.npy": npy(np.array([1, 1000]))}), place)
+
+
 MANIFESTS = (
     b"path,label,unit,split\na.png,cat,1,train\nb.png,dog,2,test\n", b"path,label\na.png,cat;dog\nb.png,\n", b"label,path\r\ncat,a.png\r\n",
     'path,label\n"a,\n"".png",\u00e9\n'.encode("utf-8-sig"),
 )  # fmt: skip
-WORDS = (b",", b"\n", b"\r", b'"', b'""', b";", b"\0", b"\xff", b"path", b"label", b"unit", b"split", b"../../x", b"/etc/passwd", b"=1+1", b"a" * 140_000)
+WORDS = (
+    b",",
+    b"\n",
+    b"\r",
+    b'"',
+    b'""',
+    b";",
+    b"\0",
+    b"\xff",
+    b"path",
+    b"label",
+    b"unit",
+    b"split",
+    b"../../x",
+    b"/etc/passwd",
+    b"=1+1",
+    b"a" * 140_000,
+)
 
 
 def make_manifest(rng: Random) -> tuple[bytes, bytes | None, bool]:
@@ -149,11 +187,19 @@ def pickled(seeds: list[bytes]) -> Callable[[Random], bytes]:
 
 
 TARGETS = (
-    Target("idx", "MNIST's idx files", make_idx, read_idx),
-    Target("idx-gzip", "the same, compressed, from a folder", make_gzip, read_gzip),
-    Target("cifar-binary", "CIFAR's binary batches", make_binary, read_binary),
-    Target("cifar-pickle", "CIFAR's pickled batches", pickled(CIFAR), read_pickled),
-    Target("cifar-archive", "CIFAR's archive (tar.gz)", make_archive, read_archive),
-    Target("imagenet32", "ImageNet32's batches, pickled or npz", make_imagenet, read_imagenet),
-    Target("manifest", "CSV manifests and classes.txt", make_manifest, read_manifest),
-)
+    Target("idx", "MNIST's idx files", make_idx, read_idx, warm=lambda place: read_idx((IMAGES, LABELS), place)),
+    Target(
+        "idx-gzip", "the same, compressed, from a folder", make_gzip, read_gzip,
+        warm=lambda place: read_gzip((gzip.compress(IMAGES), gzip.compress(LABELS)), place),
+    ),
+    Target(
+        "cifar-binary", "CIFAR's binary batches", make_binary, read_binary, warm=lambda place: read_binary((BINARY[True], True), place)
+    ),
+    Target("cifar-pickle", "CIFAR's pickled batches", pickled(CIFAR), read_pickled, warm=lambda place: read_pickled(CIFAR[0], place)),
+    Target("cifar-archive", "CIFAR's archive (tar.gz)", make_archive, read_archive, warm=warm_archive),
+    Target("imagenet32", "ImageNet32's batches, pickled or npz", make_imagenet, read_imagenet, warm=warm_imagenet),
+    Target(
+        "manifest", "CSV manifests and classes.txt", make_manifest, read_manifest,
+        warm=lambda place: read_manifest((MANIFESTS[0], None, False), place),
+    ),
+)  # fmt: skip

@@ -24,7 +24,7 @@ from sparsedp.models.weights import load_weights, read_state
 from sparsedp.pruning import PrivateData, prune
 from sparsedp.rundir import RunDir
 from tests.fuzz import pickles
-from tests.fuzz.containers import header_of, odd_block, zipped
+from tests.fuzz.containers import block, header_of, odd_block, zipped
 from tests.fuzz.harness import Target
 from tests.fuzz.mutation import damaged
 from tests.fuzz.trees import RAW, changed, written
@@ -42,11 +42,17 @@ def own() -> nn.Module:
     return model()
 
 
+def search_row(shape: Any) -> dict[str, Any]:
+    """The best of some trials, as a ledger has it."""
+    return {"type": "RepeatAndSelectDpEvent", "event": {"type": "NoOpDpEvent"}, "mean": 10.0, "shape": shape}
+
+
 EVENTS = [
     {"type": "NoOpDpEvent"}, {"type": "NonPrivateDpEvent"}, {"type": "GaussianDpEvent", "noise_multiplier": 1.0},
     {"type": "GaussianDpEvent", "noise_multiplier": 10**400}, {"type": "ComposedDpEvent", "events": []},
     {"type": "SelfComposedDpEvent", "event": {"type": "NoOpDpEvent"}, "count": 10**30},
     {"type": "PoissonSampledDpEvent", "sampling_probability": 0.1, "event": {"type": "GaussianDpEvent", "noise_multiplier": 1.0}},
+    search_row(1.0), search_row("infinity"), search_row(10**400),
     functools.reduce(lambda event, _: {"type": "SelfComposedDpEvent", "event": event, "count": 1}, range(400), {"type": "NoOpDpEvent"}),
 ]  # fmt: skip
 MASK_WORDS = (
@@ -60,7 +66,9 @@ def masks() -> list[tuple[str, dict[str, np.ndarray]]]:
     made = []
     nothing = PrivateData(num_units=3, read=lambda units: [], loss=cross_entropy)
     for settings in ({}, {"granularity": "filter"}, {"maskable": ("*weight",)}):
-        pruned = prune(model(), Sparsity(prune="random", prune_rate=0.6, **settings), chosen("x"), input_shape=(1, 3, 3), data=nothing)
+        pruned = prune(
+            model(), Sparsity(prune="random", prune_rate=0.6, **settings), chosen("x"), input_shape=(1, 3, 3), data=nothing
+        )
         packed = {name: np.packbits(mask.numpy().reshape(-1)) for name, mask in pruned.masks.items()}
         made.append((json.dumps(mask_files._describe(pruned)), packed))
     return made
@@ -75,16 +83,27 @@ def make_mask(rng: Random) -> bytes:
         described = rng.choice(RAW).decode("latin1")
     if rng.random() < 0.4:
         name = rng.choice(list(packed))
-        odd = (np.zeros_like(packed[name]), np.full_like(packed[name], 255), packed[name][:-1], packed[name][None], packed[name].astype(np.int64))
+        odd = (
+            np.zeros_like(packed[name]),
+            np.full_like(packed[name], 255),
+            packed[name][:-1],
+            packed[name][None],
+            packed[name].astype(np.int64),
+        )
         packed[rng.choice((name, "0.bias", "x"))] = rng.choice(odd)
-    signed = hashlib.sha256(described.encode("utf-8", "surrogatepass"))
-    for name in sorted(packed):
-        signed.update(f"\0{name}\0{packed[name].dtype}\0{packed[name].shape}\0".encode() + packed[name].tobytes())
-    header, body = header_of(packed, {mask_files.FORMAT: described, "sha256": signed.hexdigest()})
+    header, body = signed(described, packed)
     if rng.random() < 0.2:
         return odd_block(rng, header, body)
     told = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return len(told).to_bytes(8, "little") + told + body
+
+
+def signed(described: str, packed: dict[str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
+    """The header and the body of a mask file, its checksum right."""
+    of = hashlib.sha256(described.encode("utf-8", "surrogatepass"))
+    for name in sorted(packed):
+        of.update(f"\0{name}\0{packed[name].dtype}\0{packed[name].shape}\0".encode() + packed[name].tobytes())
+    return header_of(packed, {mask_files.FORMAT: described, "sha256": of.hexdigest()})
 
 
 def read_mask(content: bytes, place: Path) -> None:
@@ -98,6 +117,12 @@ def read_mask(content: bytes, place: Path) -> None:
     for name, mask in found.masks.items():
         shape = layers[name].shape
         assert tuple(mask.shape) == (shape[:1] if layers[name].by_filter else shape)
+
+
+def warm_mask(place: Path) -> None:
+    for made in masks():
+        header, body = signed(*made)
+        read_mask(block(json.dumps(header).encode(), body), place)
 
 
 def learner() -> state.Learner:
@@ -115,13 +140,16 @@ def step(it: state.Learner) -> None:
     it.scheduler.step()
 
 
+HERE = {"torch": "2", "threads": 1}
+
+
 @functools.cache
 def kept() -> bytes:
     """A whole checkpoint of a run that took five steps."""
     it = learner()
     step(it)
     progress = vars(state.Progress(taken=5, epoch=0, extra=0, seconds=1.5))
-    return checkpoint.encode({**it.state(), "progress": progress, "bits_depend_on": {"torch": "2", "threads": 1}})
+    return checkpoint.encode({**it.state(), "progress": progress, "run": "00ff", "bits_depend_on": HERE})
 
 
 START = len(checkpoint.MAGIC) + 32
@@ -164,13 +192,18 @@ def read_taken_up(content: bytes, place: Path) -> None:
     """A run that is resumed: what it took up must be fit to go on with."""
     folder = RunDir(place)
     folder.states.mkdir(parents=True, exist_ok=True)
+    (folder.private / "id").write_text("00ff")
     (folder.states / "step-00000005.state").write_bytes(content)
     it = learner()
-    found = state.take_up(folder, it, LEDGER, {"torch": "2", "threads": 1})
+    found = state.take_up(folder, it, LEDGER, HERE)
     progress = found.progress
     assert all(type(n) is int and n >= 0 for n in (progress.taken, progress.epoch, progress.extra)) and progress.seconds >= 0
     assert found.charged >= progress.taken and state.trained_steps(found.ledger) >= 6
     step(it)
+
+
+def warm_taken_up(place: Path) -> None:
+    read_taken_up(kept(), place)
 
 
 def weights() -> dict[str, Tensor]:
@@ -198,6 +231,11 @@ def read_weights(content: bytes, place: Path) -> None:
     assert all(torch.equal(now[name], held[name].to(now[name].dtype)) for name in report.loaded)
 
 
+def warm_weights(place: Path) -> None:
+    header, body = plain_weights()
+    read_weights(block(json.dumps(header).encode(), body), place)
+
+
 @functools.cache
 def saved_by_torch() -> list[tuple[str, dict[str, bytes], bytes]]:
     """The members of zip archives that torch.save wrote, and the same in the old format."""
@@ -205,7 +243,10 @@ def saved_by_torch() -> list[tuple[str, dict[str, bytes], bytes]]:
 
     made = []
     prefixed = {f"module.{name}": tensor for name, tensor in weights().items()}
-    odd = {"model": {**weights(), "more": torch.zeros(2, dtype=torch.bfloat16), "quantised": torch.zeros(2).to_sparse()}, "epoch": 3}
+    odd = {
+        "model": {**weights(), "more": torch.zeros(2, dtype=torch.bfloat16), "quantised": torch.zeros(2).to_sparse()},
+        "epoch": 3,
+    }
     for content in (weights(), {"state_dict": prefixed}, odd):
         new, old = io.BytesIO(), io.BytesIO()
         torch.save(content, new)
@@ -252,9 +293,9 @@ def warm(place: Path) -> None:
 
 
 TARGETS = (
-    Target("mask", "mask files", make_mask, read_mask),
-    Target("checkpoint", "checkpoints", make_checkpoint, read_checkpoint),
-    Target("resume", "checkpoints, taken up by a run", make_checkpoint, read_taken_up),
-    Target("safetensors", "weights as safetensors", make_safetensors, read_weights),
+    Target("mask", "mask files", make_mask, read_mask, warm=warm_mask),
+    Target("checkpoint", "checkpoints", make_checkpoint, read_checkpoint, warm=lambda place: read_checkpoint(kept(), place)),
+    Target("resume", "checkpoints, taken up by a run", make_checkpoint, read_taken_up, warm=warm_taken_up),
+    Target("safetensors", "weights as safetensors", make_safetensors, read_weights, warm=warm_weights),
     Target("state-dict", "weights as torch.save wrote them", make_state_dict, read_weights, warm=warm),
 )

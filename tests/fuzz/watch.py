@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MIB = 1 << 20
 NEVER = frozenset({
@@ -27,6 +27,10 @@ PATHS = {
 """Events that change a path, and which of their arguments it is."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 OUR_CODE = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2] / "src"), "<frozen ")
+WRITE_CODE = (
+    "collections/__init__.py", "dataclasses.py", "typing.py", "scipy/stats/_distn_infrastructure.py", "mpmath/ctx_mp_python.py",
+)  # fmt: skip
+"""Library files that write code for classes, annotations and distributions of their own, and run it."""
 
 
 class Escape(BaseException):
@@ -41,6 +45,7 @@ class Watch:
         self.armed = False
         self.seen: list[str] = []
         sys.addaudithook(self._hook)
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.armed:
@@ -48,30 +53,44 @@ class Watch:
         said = None
         if event in NEVER:
             said = f"{event} {args!r:.200}"
-        elif event == "import" and args[0] in NEVER_IMPORTED:
-            said = f"import of {args[0]}"
         elif event == "marshal.loads" and not sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
             said = "marshal.loads outside of an import"
         elif event == "exec":
             source = getattr(args[0], "co_filename", "")
-            said = None if source.startswith(OUR_CODE) else f"exec of {source!r:.200}"
+            caller = sys._getframe(1).f_code.co_filename
+            ours = source.startswith(OUR_CODE) or (source == "<string>" and caller.endswith(WRITE_CODE))
+            said = None if ours else f"exec of {source!r:.200} by {caller}"
         elif event == "open" and args[2] & WRITES and not self._inside(args[0]):
             said = f"opened {args[0]!r:.200} to write"
         elif event in PATHS and not self._inside(args[PATHS[event]]):
             said = f"{event} of {args[PATHS[event]]!r:.200}"
         if said is not None:
-            self.seen.append(said)
-            raise Escape(said)
+            self._stop(said)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Asked first for every module that is not loaded yet; importlib.import_module brings about no audit event."""
+        if self.armed and name in NEVER_IMPORTED:
+            self._stop(f"import of {name}")
+
+    def _stop(self, said: str) -> NoReturn:
+        self.seen.append(said)
+        raise Escape(said)
 
     def _inside(self, path: object) -> bool:
         if isinstance(path, int) or path in (os.devnull, os.fsencode(os.devnull)):
             return True
-        return os.path.abspath(os.fsdecode(path)).startswith(self.folder)  # type: ignore[arg-type]  # noqa: PTH100
+        return f"{os.path.abspath(os.fsdecode(path))}{os.sep}".startswith(self.folder)  # type: ignore[arg-type]  # noqa: PTH100
 
 
 def peak() -> int:
     """The most memory that this process has ever had resident, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def children_seconds() -> float:
+    """What the processes that this one started, and waited for, have taken of the processor."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def limit_memory(more: int) -> None:

@@ -56,14 +56,17 @@ def test_our_networks_pass(name: str):
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        (nn.BatchNorm2d(24), "middle.0 is a BatchNorm2d, which mixes"),
-        (nn.SyncBatchNorm(24), "middle.0 is a SyncBatchNorm, which mixes"),
-        (nn.LazyBatchNorm2d(), "middle.0 is a LazyBatchNorm2d, which mixes"),
-        (nn.BatchNorm2d(24, track_running_stats=False).eval(), "middle.0 is a BatchNorm2d, which mixes"),
-        (nn.InstanceNorm2d(24, track_running_stats=True), "middle.0 is a InstanceNorm2d that collects statistics"),
-        (nn.LazyConv2d(24, 1), "middle.0 is a LazyConv2d that has no size yet"),
-        (nn.utils.spectral_norm(nn.Conv2d(24, 24, 1)), "middle.0 has spectral_norm"),
-        (nn.utils.parametrizations.spectral_norm(nn.Conv2d(24, 24, 1)), "middle.0.parametrizations.weight.0 has spectral_norm"),
+        (nn.BatchNorm2d(24), "layer 'middle.0' is a BatchNorm2d, which mixes"),
+        (nn.SyncBatchNorm(24), "layer 'middle.0' is a SyncBatchNorm, which mixes"),
+        (nn.LazyBatchNorm2d(), "layer 'middle.0' is a LazyBatchNorm2d, which mixes"),
+        (nn.BatchNorm2d(24, track_running_stats=False).eval(), "layer 'middle.0' is a BatchNorm2d, which mixes"),
+        (nn.InstanceNorm2d(24, track_running_stats=True), "layer 'middle.0' is a InstanceNorm2d that collects statistics"),
+        (nn.LazyConv2d(24, 1), "layer 'middle.0' is a LazyConv2d that has no size yet"),
+        (nn.utils.spectral_norm(nn.Conv2d(24, 24, 1)), "layer 'middle.0' has spectral_norm"),
+        (
+            nn.utils.parametrizations.spectral_norm(nn.Conv2d(24, 24, 1)),
+            "layer 'middle.0.parametrizations.weight.0' has spectral_norm",
+        ),
     ],
 )
 def test_modules_that_mix_or_collect_are_named_with_a_remedy(module: nn.Module, says: str):
@@ -76,7 +79,7 @@ def test_all_problems_come_in_one_error():
     model = Net(nn.BatchNorm2d(24), nn.InstanceNorm2d(24, track_running_stats=True)).requires_grad_(False)
     with pytest.raises(UsageError) as raised:
         check_model(model)
-    for part in ("middle.0 is a BatchNorm2d", "middle.1 is a InstanceNorm2d", "no parameter trains"):
+    for part in ("layer 'middle.0' is a BatchNorm2d", "layer 'middle.1' is a InstanceNorm2d", "no parameter trains"):
         assert part in str(raised.value)
 
 
@@ -294,3 +297,12 @@ def test_prepare_refuses_batchnorm_unless_told_and_unknown_words():
     assert done.lines()[0].startswith("BatchNorm became GroupNorm")
     with pytest.raises(UsageError, match="choose one of freeze, group, refuse"):
         prepare(Model(name=path, batchnorm="drop"), SHAPE, 3)  # type: ignore[arg-type]
+
+
+def test_complex_parameters_are_refused_by_name():
+    model = Net(nn.Identity())
+    model.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(UsageError, match=r"phase.* is complex"):
+        check_model(model)
+    model.phase.requires_grad_(False)
+    check_model(model)  # what does not train needs neither clipping nor noise

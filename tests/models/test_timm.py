@@ -93,7 +93,10 @@ def trained(folder: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 @pytest.mark.parametrize("name", [name for name, batchnorm in KEPT if batchnorm == "group"])
 def test_batchnorm_is_refused_with_the_ways_out(name: str) -> None:
-    with pytest.raises(UsageError, match=r"mixes the examples of a batch; convert it \(batchnorm='group'\) or freeze it"):
+    with pytest.raises(
+        UsageError,
+        match=r"mixes the examples of a batch; convert it \(--model.batchnorm group, or models.convert_batchnorm\) or freeze it",
+    ):
         prepare(Model(name=f"timm:{name}"), SHAPE, 3)
 
 

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant("D9a", "events of one name are charged at the first one's noise", [(LEDGER, "(last.what, last.event) == (what, event):", "last.what == what:"),
                                                                             (LEDGER, "Entry(what, event, last.count + count)", "Entry(what, last.event, last.count + count)")],
            of("dp/test_ledger", "test_append_never_loses_an_entry")),
-    Mutant("D9b", "a schedule is charged at its last setting", [(ACCOUNTING, "        counts[dp.NonPrivateDpEvent() if _is_bare(event) else event] += count",
+    Mutant("D9b", "a schedule is charged at its last setting", [("dp/parts.py", "        counts[dp.NonPrivateDpEvent() if _is_bare(event) else event] += count",
                                                                 "        event = dp.NonPrivateDpEvent() if _is_bare(event) else event\n        same = [e for e in counts if type(e) is type(event)]\n"
                                                                 "        counts[event] += count + sum(counts.pop(e) for e in same if e != event)")],
            of(FACTS, "test_a_schedule_is_charged_step_by_step")),

@@ -8,7 +8,7 @@ from tests.mutants.values import Mutant
 CHECK, RESTRICTED, LOADING = "data/check.py", "data/restricted.py", "data/loading.py"
 NEIGHBOURS = ["tests/test_training.py::test_neighbours_publish_the_same_bytes_under_frozen_noise[random]"]
 CONSTANTS = "normalisation_of(data.name, data.normalise, train.shape[0]))"
-LEFT_OUT = "        except Exception:  # noqa: BLE001 - whatever a user's data set raises, the run must not depend on one record\n            return None\n"
+LEFT_OUT = "            return None\n\n    def _alone("
 
 MUTANTS = (
     Mutant("C5", "copies of an image under several units are not counted", [(CHECK, "found[owners > 1]", "found[owners > 2]")], of("data/test_check", "test_copies_are_counted_across_units_only"), sample=True),
@@ -23,11 +23,11 @@ MUTANTS = (
         ("outputs.py", '        "num_units": plan.num_units,\n', '        "num_units": setting.dataset.train.labels.bincount().tolist(),\n'),
     ], of("test_training", "test_neighbours_publish_the_same_bytes_under_frozen_noise[random]")),
     Mutant("C10", "evaluation images may be trained on", [(CHECK, "if report.overlap and not (", "if False and (")], of("data/test_check", "test_evaluation_images_that_are_trained_on_are_an_error_but_in_published_sets")),
-    Mutant("C11a", "a broken record is passed over for the next one", [("sources.py", LEFT_OUT, LEFT_OUT.replace("return None", "return self._item(place + 1)"))],
+    Mutant("C11a", "a broken record is passed over for the next one", [("sources.py", LEFT_OUT, LEFT_OUT.replace("return None", "return self._usable(unit + 1)"))],
            of("test_broken_records", "test_a_record_that_breaks_counts_as_zero_in_silence")),
     Mutant("C11b", "a broken record counts as a black image", [("images.py", "        inputs[~valid] = torch.nan\n", "")],
            of("test_images", "test_a_record_that_cannot_be_read_counts_as_zero_in_silence")),
-    Mutant("E13a", "an error shows the record that caused it", [("sources.py", LEFT_OUT, LEFT_OUT.replace("Exception:", "Exception as error:").replace("return None", 'raise UsageError(f"row {place}: {error}") from error'))],
+    Mutant("E13a", "an error shows the record that caused it", [("sources.py", LEFT_OUT, LEFT_OUT.replace("return None", 'raise UsageError(f"row {unit}: {error}") from error'))],
            of("test_broken_records", "test_a_record_that_breaks_counts_as_zero_in_silence")),
     Mutant("E13b", "the check quotes labels", [(CHECK, 'f"row {row} of {split} has a label that is not one of the classes; mend or remove it." for row in bad', 'f"row {row} of {split} has the label {_labels(images)[row].tolist()}; mend or remove it." for row in bad')],
            of("data/test_check", "test_classes_without_images_and_labels_out_of_range_are_named_together")),

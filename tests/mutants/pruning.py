@@ -27,7 +27,7 @@ MUTANTS = (
          "    return Released({n: t * high[n] for n, t in noised.tensors.items()}, noised.origin)\n"),
     ], SNIP_REPLAY),
     Mutant("A10a", "delta is used twice: two parts, each at the full delta, are claimed at one",
-           [(ACCOUNTING, "proved = min(1.0, delta * max(1, len(parts)))", "proved = delta")],
+           [(ACCOUNTING, "proved = min(1.0, delta * max(1, several))", "proved = delta")],
            of("dp/test_accounting", "test_the_papers_rule_sums_the_parts_and_proves_only_twice_delta")),
     Mutant("A10b", "epsilons of parts are added up by the tight accountant too", [
         (ACCOUNTING, "    shortcut = _without_grid(parts, delta, neighbouring)\n",

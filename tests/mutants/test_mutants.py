@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.mutants.catalogue import ALL, ROWS, WITHOUT, row_of
+from tests.mutants.kept import Kept, by_fingerprint
+from tests.mutants.page import page
+from tests.mutants.running import Outcome, against, clean, repeats
 from tests.mutants.values import ROOT, Mutant, StalePatchError, patched
 
 COUNTS = ["tests/dp/test_masks.py::test_counts_by_hand"]
@@ -42,6 +47,42 @@ def test_no_switch_for_a_mutant_is_in_the_code() -> None:
 def test_a_patch_that_does_not_fit_is_loud(edit: tuple[str, str, str]) -> None:
     with pytest.raises(StalePatchError):
         patched(Mutant("X", "stale", [edit], COUNTS))
+
+
+def test_an_outcome_counts_for_the_same_code_and_the_same_tests_alone(tmp_path: Path) -> None:
+    first, second, *_ = ALL
+    (name,) = by_fingerprint(against([first]))
+    kept = Kept(tmp_path / "outcomes.json")
+    kept.put(name, Outcome(first, tuple(first.killers), 1, "tests/x.py::test_x[1]", 2.0, 1.5, "long output"))
+    (again,) = by_fingerprint(against([first]))
+    found = Kept(tmp_path / "outcomes.json").outcome(again, against([first])[0])
+    assert found.killed and (found.killer, found.seconds, found.processor) == ("tests/x.py::test_x[1]", 2.0, 1.5)
+    file, old, new = first.edits[0]
+    others = [second, replace(first, edits=[(file, old, new + "\n# other")]), replace(first, killers=second.killers[:1])]
+    names = {*by_fingerprint(against(others)), *by_fingerprint(clean([first])), *by_fingerprint(repeats(2))}
+    assert len(names) >= 6 and not [n for n in names if n in Kept(tmp_path / "outcomes.json")]
+    assert len(by_fingerprint(against(ALL))) == len(ALL), "two mutants are the same"
+
+
+def test_the_page_has_a_line_for_every_mutant_in_order() -> None:
+    found = [Outcome(m, tuple(m.killers), 1, f"{m.killers[0]}[case]", 2.0, 6.0) for m in reversed(ALL)]
+    right = [Outcome(None, task.tests, 0, None, 2.0, 6.0) for task in clean(ALL)]
+    assert {test for task in clean(ALL) for test in task.tests} == {killer for m in ALL for killer in m.killers}
+    lines = page([*found, *right]).splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ") and " : " in line]
+    assert len(rows) == len(ALL) and {row[0].removeprefix("| ") for row in rows} == {m.row for m in ALL}
+    assert rows[0][0] == "| A1" and rows[-1][0].startswith("| U") and "[case]" not in rows[0][-1]
+    assert f"{len(ALL)} mutants, {len(ALL)} caught" in "\n".join(lines)
+    assert f"{len(ALL) / 10:.0f} for the mutants" in "\n".join(lines)
+
+
+def test_a_slice_is_not_a_page() -> None:
+    done = run_apart(
+        "import sys; sys.argv = ['x', '--only', 'A1', '--write', 'never.md']",
+        "from tests.mutants.__main__ import main",
+        "main()",
+    )
+    assert done.returncode == 2 and "--write needs all mutants" in done.stderr and not (ROOT / "never.md").exists()
 
 
 def run_apart(*lines: str) -> subprocess.CompletedProcess[str]:

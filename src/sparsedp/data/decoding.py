@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -25,11 +26,15 @@ class Undecodable(Exception):
     """The bytes are not an image that can be used; the message is the rule that they break."""
 
 
+class Unreadable(Undecodable):
+    """The bytes could not be had, or not be worked on: the machine's fault, which says nothing of the image and may pass."""
+
+
 def decode_image(content: bytes, channels: int, size: int) -> Pixels:
     """[channels, size, size], uint16 for images of 16 bits and uint8 for all others.
 
     The largest central square is resized (bicubic); a square image of the right size keeps its pixels. Transparency and
-    all frames after the first are dropped. Raises `Undecodable`, whatever the bytes.
+    all frames after the first are dropped. Raises `Undecodable`, whatever the bytes, and `Unreadable` where the machine fails.
     """
     from PIL import Image
 
@@ -47,17 +52,23 @@ def decode_image(content: bytes, channels: int, size: int) -> Pixels:
         raise Undecodable(f"it claims more than {MAX_PIXELS} pixels") from None
     except Image.UnidentifiedImageError:
         raise Undecodable(f"it is not an image of a known format ({', '.join(FORMATS)})") from None
-    except Exception:  # noqa: BLE001 - decoders raise many things on damaged input, some with the input in the message
+    except Exception as error:  # noqa: BLE001 - decoders raise many things on damaged input, some with the input in the message
+        if isinstance(error, MemoryError) or "out of memory" in str(error):
+            raise Unreadable("memory ran out while it was decoded") from None
+        if isinstance(error, OSError) and isinstance(error.errno, int):  # the system's; a decoder's own have no number
+            raise Unreadable(f"it cannot be decoded ({os.strerror(error.errno)})") from None
         raise Undecodable("it is damaged or cut short") from None
 
 
 def decode_file(path: str, channels: int, size: int) -> Pixels:
-    """`decode_image` of a file."""
+    """`decode_image` of a file. Raises `Unreadable` where the file cannot be read."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise Undecodable(f"it cannot be read ({error.strerror})") from None
+        raise Unreadable(f"it cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise Unreadable("memory ran out while it was read") from None
     if len(content) > MAX_BYTES:
         raise Undecodable(f"it is longer than {MAX_BYTES} bytes")
     return decode_image(content, channels, size)
@@ -99,7 +110,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             head = {"bits": 8 * pixels.itemsize}
             body = pixels.tobytes()
         except Undecodable as error:
-            head, body = {"rule": str(error)}, b""
+            head, body = {"rule": str(error), "passing": isinstance(error, Unreadable)}, b""
         answers.write(json.dumps(head).encode() + b"\n" + body)
         answers.flush()
 

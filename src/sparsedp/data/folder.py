@@ -75,14 +75,16 @@ def _folders(root: Path) -> list[str]:
 
 def _files(folder: Path) -> list[str]:
     """All images below the folder, sorted, so that row numbers never depend on the order of a directory."""
-    found = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    found = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")]
     for path in found:
+        if not path.is_file():
+            raise broken(path, "it is no file, or a link to nothing", "remove or mend it")
         if path.suffix.lower() not in SUFFIXES:
             raise broken(path, f"its name ends in none of {', '.join(SUFFIXES)}", "remove it or rename it")
     return sorted(str(path) for path in found)
 
 
-def list_manifest(place: Path, multilabel: bool) -> Listing:
+def list_manifest(place: Path, multilabel: bool, evaluation: str = "test") -> Listing:
     """A CSV file with the columns path and label, perhaps unit and split; paths are relative to it.
 
     Several labels of one image are separated by ';'. The classes are the lines of classes.txt beside the manifest, or
@@ -99,6 +101,9 @@ def list_manifest(place: Path, multilabel: bool) -> Listing:
     for (line, _), entry in zip(rows, entries, strict=True):
         if not set(entry.labels) <= set(classes):
             raise broken(f"{path}:{line}", "its label is not in classes.txt", "add it there or mend the line")
+        if entry.split not in ("train", *EVALUATION, evaluation):
+            known = ", ".join(("train", *EVALUATION))
+            raise broken(f"{path}:{line}", f"its split is none of {known}", "mend it, or name it with --data.evaluation")
     _units_apart(path, entries)
     return Listing(entries, classes, tuple(dict.fromkeys(entry.split for entry in entries)))
 

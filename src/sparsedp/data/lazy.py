@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.data.decoding import Pixels, Undecodable
+from sparsedp.data.decoding import Pixels, Undecodable, Unreadable
 from sparsedp.data.values import Batch, Shape, UnitIndex, blank_broken, labels_in_range, rows_of
 from sparsedp.data.workers import Decoder, Encoded
+from sparsedp.errors import machine_fault, reason_of
 
 
 class Source(Protocol):
@@ -75,24 +76,34 @@ class LazyImages:
     @cached_property
     def dtype(self) -> torch.dtype:
         """uint16 or uint8: that of the first image that can be read. The check has made sure that all others agree."""
-        for row in range(len(self)):
-            (found,) = self.decoder.decode([self.source[row]])
+        for row in torch.arange(len(self)).split(1):
+            (found,) = self.decoder.decode(self._encoded(row))
             if not isinstance(found, Undecodable):
                 return torch.uint16 if found.dtype == np.uint16 else torch.uint8
         return torch.uint8
 
     def read(self, indices: Tensor) -> Batch:
+        """Content that does not decode is a row that is not valid. What cannot be read at all, though the check could, is an error:
+        as a zero it would change a step, and be back when the step is done again."""
         labels = self.labels[indices]
         valid = labels_in_range(labels, self.num_classes)
         pixels = torch.zeros(len(indices), *self.shape, dtype=self.dtype)
         out = pixels.numpy()
-        decoded = self.decoder.decode(self.source[row] for row in indices.tolist())
-        for place, found in enumerate(decoded):
+        for place, found in enumerate(self.decoder.decode(self._encoded(indices))):
+            if isinstance(found, Unreadable):
+                raise machine_fault("An image", str(found))
             if isinstance(found, Undecodable) or found.dtype != out.dtype:
                 valid[place] = False
             else:
                 out[place] = found
         return blank_broken(Batch(pixels, labels, valid))
+
+    def _encoded(self, indices: Tensor) -> Iterator[Encoded]:
+        for row in indices.tolist():
+            try:
+                yield self.source[row]
+            except (OSError, MemoryError) as error:
+                raise machine_fault("An image", f"it cannot be read ({reason_of(error)})") from None
 
     def problem(self, row: int, found: Pixels | Undecodable) -> str | None:
         """Why a row, as decoded, cannot be used."""

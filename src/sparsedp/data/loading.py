@@ -93,7 +93,7 @@ def _folder(data: Data, place: str, decoder: Decoder) -> tuple[Images, Images | 
 
 
 def _manifest(data: Data, place: str, decoder: Decoder) -> tuple[Images, Images | None, tuple[str, ...]]:
-    return _listed(data, folder.list_manifest(Path(place).expanduser(), data.multilabel), decoder)
+    return _listed(data, folder.list_manifest(Path(place).expanduser(), data.multilabel, data.evaluation), decoder)
 
 
 def _listed(data: Data, listing: folder.Listing, decoder: Decoder) -> tuple[Images, Images | None, tuple[str, ...]]:

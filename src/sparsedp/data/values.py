@@ -56,7 +56,7 @@ class Images(Protocol):
         ...
 
     def read(self, indices: Tensor) -> Batch:
-        """The rows `indices`. Never raises because of what a record holds."""
+        """The rows `indices`. Never raises because of what a record holds; a UsageError where the machine cannot read one."""
         ...
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsedp.data import decoding
-from sparsedp.data.decoding import Pixels, Undecodable
+from sparsedp.data.decoding import Pixels, Undecodable, Unreadable
 from sparsedp.errors import UsageError, missing_extra
 
 Encoded = str | bytes  # a path, or an image file's content
@@ -40,7 +40,7 @@ class Decoder:
         self._threads: ThreadPoolExecutor | None = None
 
     def decode(self, encoded: Iterable[Encoded]) -> Iterator[Pixels | Undecodable]:
-        """The images in their order, each decoded or the reason why not."""
+        """The images in their order, each decoded or the reason why not: `Unreadable` where that is not the image's fault."""
         if self.workers == 0:
             yield from map(self._here, encoded)
             return
@@ -67,7 +67,7 @@ class Decoder:
                 worker = _Worker()
             finally:
                 self._idle.put(worker)
-        return Undecodable("the decoder crashed on it")
+        return Unreadable("the decoder crashed on it")
 
     def _started(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -105,7 +105,7 @@ class _Worker:
             raise EOFError
         head = json.loads(line)
         if "rule" in head:
-            return Undecodable(head["rule"])
+            return (Unreadable if head["passing"] else Undecodable)(head["rule"])
         kind = np.uint16 if head["bits"] == 16 else np.uint8
         body = answers.read(channels * size * size * np.dtype(kind).itemsize)
         if len(body) < channels * size * size * np.dtype(kind).itemsize:

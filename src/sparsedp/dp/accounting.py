@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +17,11 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution,
 from dp_accounting.rdp import RdpAccountant
 
 from sparsedp.dp.ledger import Entry, Ledger, free_event, snip_event, training_event
+from sparsedp.dp.parts import Parts, has_search, is_search, named_parts, parts_of
 from sparsedp.errors import UsageError, one_of, require
 
 __all__ = [
-    "ACCOUNTANTS", "NEIGHBOURING", "SMALLEST_DELTA", "Accountant", "Entry", "Ledger", "Neighbouring", "Spent", "check_delta",
+    "ACCOUNTANTS", "NEIGHBOURING", "SMALLEST_DELTA", "Accountant", "Entry", "Ledger", "Neighbouring", "Parts", "Spent", "check_delta",
     "epsilon", "first_grid", "free_event", "has_search", "loss_distribution", "parts_of", "renyi", "rounding", "snip_event", "spread",
     "training_event",
 ]  # fmt: skip
@@ -36,9 +35,6 @@ NEIGHBOURING = {
 }
 SMALLEST_DELTA = 1e-14
 """Below this, what is left of delta is the truncated tails of the privacy loss distribution."""
-
-Parts = Mapping[dp.DpEvent, int]
-"""Primitive events and how often each happened."""
 
 _RELATIONS = {
     "add-remove": dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -95,7 +91,7 @@ def epsilon(
     require(
         num_examples is None or num_examples >= 1, "num_examples", num_examples, "there must be at least one", "state how many"
     )
-    parts = parts_of(spent)
+    parts = named_parts(spent) if accountant == "paper" else parts_of(spent)
     found = _METHODS[accountant](parts, delta, neighbouring)
     if num_examples is not None and found.delta >= 1 / num_examples:
         note = (
@@ -103,53 +99,6 @@ def epsilon(
         )
         return Spent(**{**found.__dict__, "warnings": (*found.warnings, note)})
     return found
-
-
-def parts_of(spent: dp.DpEvent | Ledger) -> Parts:
-    """The primitive events with their counts; all plain Gaussians become the one that equals them, exactly."""
-    counts: Counter[dp.DpEvent] = Counter()
-    _collect(spent.event() if isinstance(spent, Ledger) else spent, 1, counts)
-    gaussians = [event for event in counts if isinstance(event, dp.GaussianDpEvent)]
-    if len(gaussians) > 1 or any(counts[event] > 1 for event in gaussians):
-        precision = sum(counts.pop(event) / event.noise_multiplier**2 for event in gaussians)
-        counts[dp.GaussianDpEvent(precision**-0.5)] = 1
-    return counts
-
-
-def _collect(event: dp.DpEvent, count: int, counts: Counter[dp.DpEvent]) -> None:
-    if isinstance(event, dp.ComposedDpEvent):
-        for part in event.events:
-            _collect(part, count, counts)
-    elif isinstance(event, dp.SelfComposedDpEvent):
-        _collect(event.event, count * event.count, counts)
-    elif isinstance(event, dp.PoissonSampledDpEvent) and event.sampling_probability == 1:
-        _collect(event.event, count, counts)
-    elif count > 0 and not _is_free(event):
-        counts[dp.NonPrivateDpEvent() if _is_bare(event) else event] += count
-
-
-def _is_search(event: dp.DpEvent) -> bool:
-    return isinstance(event, dp.dp_event.RepeatAndSelectDpEvent)
-
-
-def has_search(parts: Parts) -> bool:
-    """Whether the best of several trials is among the parts: only Renyi differential privacy knows what that costs."""
-    return any(_is_search(event) for event in parts)
-
-
-def _is_free(event: dp.DpEvent) -> bool:
-    if _is_search(event):
-        return not parts_of(event.event)
-    return isinstance(event, dp.NoOpDpEvent) or (
-        isinstance(event, dp.PoissonSampledDpEvent) and event.sampling_probability == 0
-    )
-
-
-def _is_bare(event: dp.DpEvent) -> bool:
-    if _is_search(event):
-        return dp.NonPrivateDpEvent() in parts_of(event.event)
-    inner = event.event if isinstance(event, dp.PoissonSampledDpEvent) else event
-    return isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier == 0
 
 
 # --- Privacy loss distributions ---------------------------------------------------------------------------------------
@@ -186,7 +135,7 @@ def spread(parts: Parts, neighbouring: Neighbouring = "add-remove") -> float:
 
 def _trial_of(event: dp.DpEvent) -> Parts:
     """Of a search the parts of one trial: a first guess at what it costs. Anything else is its own part."""
-    return parts_of(event.event) if _is_search(event) else {event: 1}
+    return parts_of(event.event) if is_search(event) else {event: 1}
 
 
 def first_grid(parts: Parts, neighbouring: Neighbouring) -> float:
@@ -273,9 +222,14 @@ def _without_grid(parts: Parts, delta: float, neighbouring: Neighbouring) -> Spe
 
 def _concentrated(parts: Parts, delta: float, neighbouring: Neighbouring) -> float:
     """Sampling can only help, so the unsampled Gaussians bound it: rho-zCDP with rho = mu^2 / 2 (Bun and Steinke 2016)."""
-    scale = 1.0 if neighbouring == "add-remove" else 2.0
-    rho = sum(count * (scale / rate_and_noise(event)[1]) ** 2 for event, count in parts.items()) / 2
+    rho = unsampled_mu(parts, neighbouring) ** 2 / 2
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def unsampled_mu(parts: Parts, neighbouring: Neighbouring) -> float:
+    """The mu of the one Gaussian mechanism that all parts would be together if every unit took part in each."""
+    scale = 1.0 if neighbouring == "add-remove" else 2.0
+    return math.sqrt(sum(count * (scale / rate_and_noise(event)[1]) ** 2 for event, count in parts.items()))
 
 
 # --- Renyi differential privacy -----------------------------------------------------------------------------------------
@@ -290,7 +244,10 @@ def renyi(parts: Parts) -> RdpAccountant:
 
 
 def _renyi(parts: Parts, delta: float) -> float:
-    return float(renyi(parts).get_epsilon(delta))
+    """Infinite where the library has left out every order: it answers 0 then."""
+    accountant = renyi(parts)
+    epsilon, order = accountant.get_epsilon_and_optimal_order(delta)
+    return float(epsilon) if not parts or any(map(math.isfinite, accountant._rdp)) else math.inf
 
 
 def _refuse_replacement(accountant: Accountant, neighbouring: Neighbouring) -> None:
@@ -308,11 +265,12 @@ def _by_rdp(parts: Parts, delta: float, neighbouring: Neighbouring) -> Spent:
 
 def _by_paper(parts: Parts, delta: float, neighbouring: Neighbouring) -> Spent:
     _refuse_replacement("paper", neighbouring)
-    total = sum(_renyi({event: count}, delta) for event, count in parts.items())
-    proved = min(1.0, delta * max(1, len(parts)))
+    total = sum(count * _renyi(parts_of(part), delta) for part, count in parts.items())
+    several = sum(parts.values())
+    proved = min(1.0, delta * max(1, several))
     words = f"the paper's rule: Renyi differential privacy of each part at delta {delta:g}, summed"
-    if len(parts) > 1:
-        words += f"; {len(parts)} parts prove only delta {proved:g}"
+    if several > 1:
+        words += f"; {several} parts prove only delta {proved:g}"
     return Spent(total, proved, "paper", neighbouring, words)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sparsedp.dp.masks import Masks, expand, participating, restrict
 from sparsedp.dp.values import ClippedSum
-from sparsedp.errors import UsageError, require
+from sparsedp.errors import UsageError, out_of_memory, require
 
+P = ParamSpec("P")
 Loss = Callable[[Any, Any], Tensor]
 """(what the model returns, targets) -> one loss per row."""
 
@@ -145,21 +146,36 @@ def clipped_sum_on_grid(
     """The same sum in whole multiples of `grid`, one unit at a time, in integers: equal to the bit in any order.
 
     Each unit is clipped a little further so that, rounded to the grid, its norm still is at most `clip`; that is checked in
-    integer arithmetic, and a unit that fails (it cannot, up to the rounding of a float64 product) counts as zero.
+    integer arithmetic, and a unit that fails (it cannot, up to the rounding of a float64 product) counts as zero. So does one that
+    makes the model or the loss raise.
     """
     total = {name: torch.zeros_like(p, dtype=torch.int64) for name, p in participating(model).items()}
     for rows in batch:
         for inputs, targets in rows.of_each_unit():
-            for name, tensor in _one_on_grid(model, loss, inputs, targets, masks, clip, grid).items():
+            unit = one_unit(inputs, targets)
+            for name, tensor in unless_it_raises(_one_on_grid, model, loss, unit, masks, clip, grid).items():
                 total[name] += tensor
     return ClippedSum(total, sensitivity=clip, grid=grid)
 
 
-def _one_on_grid(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, masks: Masks, clip: float, grid: float
-) -> dict[str, Tensor]:
-    rows = len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
-    own = reference(model, loss, Rows(inputs, targets, torch.zeros(rows, dtype=torch.int64), 1), masks, clip)
+def one_unit(inputs: Any, targets: Any) -> Rows:
+    """The rows of one unit."""
+    count = len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
+    return Rows(inputs, targets, torch.zeros(count, dtype=torch.int64), 1)
+
+
+def unless_it_raises(compute: Callable[P, dict[str, Tensor]], *given: P.args, **named: P.kwargs) -> dict[str, Tensor]:
+    """What one unit adds; nothing where it makes the model or the loss raise: whether a run ends must not depend on one record."""
+    try:
+        return compute(*given, **named)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return {}
+
+
+def _one_on_grid(model: nn.Module, loss: Loss, unit: Rows, masks: Masks, clip: float, grid: float) -> dict[str, Tensor]:
+    own = reference(model, loss, unit, masks, clip)
     room = clip - grid * math.sqrt(selected(own, masks)) / 2
     norm = math.sqrt(sum(float(t.double().pow(2).sum()) for t in own.values()))
     factor = min(1.0, room / norm) if norm > 0 else 1.0

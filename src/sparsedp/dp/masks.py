@@ -58,6 +58,9 @@ def maskable_layers(model: nn.Module, granularity: str = "weight", patterns: Seq
             found[name] = True
             last_linear = name if isinstance(module, nn.Linear) else last_linear
     if patterns is not None:
+        for want in patterns:
+            require(any(fnmatchcase(n, want) for n in trained), "the maskable pattern", want, "no trained parameter has such a name",
+                    "correct it, or leave it out")  # fmt: skip
         found = {n: n in found for n, p in trained.items() if any(fnmatchcase(n, want) for want in patterns)}
         for n in found:
             if trained[n].ndim < 1 or trained[n].numel() < 1:
@@ -67,6 +70,27 @@ def maskable_layers(model: nn.Module, granularity: str = "weight", patterns: Seq
     return tuple(
         Layer(n, tuple(trained[n].shape), granularity == "filter" and known and n != last_linear) for n, known in found.items()
     )
+
+
+def check_maskable(layers: Sequence[Layer], name: str, rate: float) -> None:
+    """Refuse a rate above zero where nothing can be masked: it would be stated, and not be done."""
+    require(
+        rate == 0 or bool(layers), name, rate, "the model has no weight that may be masked",
+        "give maskable patterns of parameter names, or set it to 0",
+    )  # fmt: skip
+
+
+def unmasked(model: nn.Module, layers: Sequence[Layer]) -> tuple[str, ...]:
+    """The matrices and kernels that train and are not among `layers`: a parameter with one long side at most is none."""
+    masked = {layer.name for layer in layers}
+    return tuple(n for n, p in participating(model).items() if n not in masked and p.ndim > 1 and p.numel() > max(p.shape))
+
+
+def told_unmasked(model: nn.Module, layers: Sequence[Layer]) -> tuple[str, ...]:
+    """That in a sentence for whoever prunes or drops; nothing where there is nothing to tell."""
+    names = unmasked(model, layers)
+    shown = f"{', '.join(names[:5])}{', ..' if len(names) > 5 else ''}"
+    return (f"not masked, and take part in every step: {shown}; give maskable patterns to mask them.",) if names else ()
 
 
 def raw_weight(module: nn.Module) -> Tensor | None:
@@ -151,4 +175,5 @@ def _kth_largest(ranked: Tensor, count: int) -> Tensor:
     if ranked.device.type != "cpu":
         return torch.kthvalue(ranked, ranked.numel() - count + 1).values
     place = ranked.numel() - count
-    return torch.from_numpy(np.partition(ranked.numpy(), place)[place : place + 1])[0]
+    values = ranked.float() if ranked.dtype == torch.bfloat16 else ranked  # which numpy does not know
+    return torch.from_numpy(np.partition(values.numpy(), place)[place : place + 1])[0]

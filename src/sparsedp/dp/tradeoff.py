@@ -24,12 +24,15 @@ from sparsedp.dp.accounting import (
     parts_of,
     renyi,
     rounding,
+    unsampled_mu,
 )
 from sparsedp.errors import UsageError, require
 
 _POINTS = 281
 _SMALLEST = 1e-10
 """The profile is followed down to this delta; below it the curve is tails that were cut."""
+_COARSEST = 512.0
+"""On a coarser grid e to the power of one interval leaves the range of floating point."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +49,9 @@ class Profile:
         rate = false_positive_rate
         require(0 <= rate <= 1, "false positive rate", rate, "it is a probability", "0.01 is common")
         e, d = np.array(self.epsilons), np.array(self.deltas)
-        bounds = np.maximum(1 - d - np.exp(e) * rate, np.exp(-e) * (1 - d - rate))
+        with np.errstate(over="ignore"):
+            grown = np.exp(e) * rate if rate > 0 else np.zeros(len(e))
+        bounds = np.maximum(1 - d - grown, np.exp(-e) * (1 - d - rate))
         return float(max(0.0, bounds.max()))
 
     def attack_power(self, false_positive_rate: float) -> float:
@@ -54,7 +59,7 @@ class Profile:
         return 1.0 - self.miss_rate(false_positive_rate)
 
     def gaussian(self) -> float:
-        """The smallest mu for which the claim mu-GDP covers every pair of the profile."""
+        """The smallest mu for which the claim mu-GDP covers every pair of the profile. Below the last delta it may not hold."""
         return max((gaussian_mu(e, d) for e, d in zip(self.epsilons, self.deltas, strict=True)), default=0.0)
 
 
@@ -70,13 +75,24 @@ def profile(
         raise UsageError("A release without noise has no privacy profile: an attacker can always tell; add noise first.")
     if has_search(parts):
         return _of_search(parts, neighbouring, epsilons)
-    losses = loss_distribution(parts, neighbouring, first_grid(parts, neighbouring))
+    interval = first_grid(parts, neighbouring)
+    if interval > _COARSEST:
+        return _without_grid(parts, neighbouring, epsilons)
+    losses = loss_distribution(parts, neighbouring, interval)
     allowance = rounding(parts)
     if epsilons is None:
         last = losses.get_epsilon_for_delta(max(_SMALLEST, 2 * allowance))
         epsilons = np.linspace(0.0, last, _POINTS).tolist()
     points = sorted(float(e) for e in epsilons)
     return Profile(tuple(points), tuple(min(1.0, float(losses.get_delta_for_epsilon(e)) + allowance) for e in points))
+
+
+def _without_grid(parts: Parts, neighbouring: Neighbouring, epsilons: Sequence[float] | None) -> Profile:
+    """Where no grid serves: the Gaussian mechanism that all would be without sampling, which can only help; its smaller term is left out."""
+    mu = unsampled_mu(parts, neighbouring)
+    last = mu * (mu / 2 - float(special.ndtri(_SMALLEST)))
+    points = sorted(float(e) for e in (np.linspace(0.0, last, _POINTS) if epsilons is None else epsilons))
+    return Profile(tuple(points), tuple(float(special.ndtr(mu / 2 - e / mu)) for e in points))
 
 
 def _of_search(parts: Parts, neighbouring: Neighbouring, epsilons: Sequence[float] | None) -> Profile:

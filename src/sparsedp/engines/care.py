@@ -7,20 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from sparsedp.dp.clipping import Engine, Loss, Rows, reference, wide
+from sparsedp.dp.clipping import Engine, Loss, Rows, one_unit, reference, unless_it_raises, wide
 from sparsedp.dp.masks import Masks, participating
 from sparsedp.dp.randomness import Key, raw
-from sparsedp.errors import UsageError
-
-_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in said for words in _WORDS)
+from sparsedp.errors import UsageError, out_of_memory
 
 
 @contextmanager
@@ -51,14 +42,7 @@ def sheltered(engine: Engine) -> Engine:
                 raise
         total = {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in participating(model).items()}
         for inputs, targets in rows.of_each_unit():
-            count = len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
-            try:
-                own = reference(model, loss, Rows(inputs, targets, torch.zeros(count, dtype=torch.int64), 1), masks, clip)
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                continue
-            for name, tensor in own.items():
+            for name, tensor in unless_it_raises(reference, model, loss, one_unit(inputs, targets), masks, clip).items():
                 total[name] += tensor
         return total
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsedp.dp.clipping import Engine, Loss, Rows, reference
 from sparsedp.dp.masks import Masks, participating
 from sparsedp.engines.compiled import Compiled
-from sparsedp.engines.fitness import check_fitness, shaken
+from sparsedp.engines.fitness import check_fitness, check_many, shaken
 from sparsedp.engines.functional import functional
 from sparsedp.engines.memory import free_bytes, most_rows
 from sparsedp.engines.plan import Plan
@@ -48,11 +48,13 @@ def choose_engine(
     *,
     clip: float = 1.0,
     plan: Plan | None = None,
+    rows: int | None = None,
 ) -> Chosen:
     """The engine of that name, checked against the reference on made-up units shaped like `example_rows`.
 
     `auto` takes the fastest that passes; an engine chosen by name must pass. `example_rows` gives shapes and types (and the highest
-    integer values) only, so it need not be, and should not be, real data. With a recorded `plan` nothing is measured.
+    integer values) only, so it need not be, and should not be, real data. With a recorded `plan` nothing is measured. `rows` are as many as will be worked on at once, where
+    that is not for the plan to say.
     """
     one_of("engine", name, NAMES)
     masks = masks or {}
@@ -67,12 +69,15 @@ def choose_engine(
                 check_engine(engine, model, loss, example_rows, masks, clip)
                 with shaken(model):
                     check_engine(engine, model, loss, example_rows, masks, clip)
-            return Chosen(candidate, engine, own_plan, tuple(notes))
+            break
         except Exception as error:  # whatever a user's model does under torch.func: refused, reported, and not swallowed
             if candidate == name:
                 raise _refusal(candidate, error) from error
             notes.append(f"the engine {candidate!r} was refused: {_reason(error)}")
-    raise AssertionError("the reference engine cannot be refused")
+    else:
+        raise AssertionError("the reference engine cannot be refused")
+    check_many(model, loss, example_rows, rows or own_plan.micro_batch or most_rows(torch.device("cpu")))
+    return Chosen(candidate, engine, own_plan, tuple(notes))
 
 
 def _refusal(name: str, error: Exception) -> UsageError:

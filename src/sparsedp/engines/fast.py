@@ -119,6 +119,7 @@ class _Pass:
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
         for name, tensor in gradients.items():
+            tensor = tensor.to(wide(tensor.dtype))  # norms and sums of eight bits would not fit each other
             self.gradients[name] = self.gradients[name] + tensor if name in self.gradients else tensor
 
     def _run_rest(self, model: nn.Module, loss: Loss) -> None:

@@ -17,9 +17,12 @@ from torch.utils._pytree import tree_map
 from sparsedp.dp.clipping import Loss, Rows, row_losses
 from sparsedp.dp.masks import participating
 from sparsedp.engines.made_up import made_up_rows
-from sparsedp.errors import UsageError, together
+from sparsedp.errors import UsageError, out_of_memory, together
 
 UNITS = 4
+MOST = 512
+"""Rows of one try at most: what mixes in larger batches alone is not looked for."""
+
 State = dict[str, Tensor]
 
 
@@ -35,9 +38,25 @@ def check_fitness(model: nn.Module, loss: Loss, rows_like: Rows) -> None:
         _check_passes(model, loss, rows, others)
 
 
+def check_many(model: nn.Module, loss: Loss, rows_like: Rows, size: int) -> None:
+    """The same with as many rows as a pass will have, at shaken weights: what mixes examples may do so in large batches alone."""
+    units = min(size, MOST) // max(rows_like.counts[:1].tolist(), default=1)
+    while units > UNITS:
+        rows, others = made_up_rows(rows_like, units), made_up_rows(rows_like, units, seed=1)
+        try:
+            with shaken(model):
+                kept = int((rows.unit < units // 2).sum())
+                changed = _with_another_end(rows, others, kept)
+                first, second = (_losses(model, loss, *both, backward=False) for both in ((rows.inputs, rows.targets), changed))
+                return _compare(first, second, kept)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+        units //= 2  # as a step would do
+
+
 def _check_passes(model: nn.Module, loss: Loss, rows: Rows, others: Rows) -> None:
     before = written(model)
-    kept = int((rows.unit < rows.units - 1).sum())
     first = _losses(model, loss, rows.inputs, rows.targets)
     changed = sorted(name for name, tensor in written(model).items() if not _equal(tensor, before[name]))
     if changed:
@@ -48,7 +67,12 @@ def _check_passes(model: nn.Module, loss: Loss, rows: Rows, others: Rows) -> Non
             f"The model changes {', '.join(changed[:5])} in a forward or backward pass, without clipping and noise; convert BatchNorm "
             "to GroupNorm or freeze its statistics, and remove what else updates itself."
         )
-    second = _losses(model, loss, *_with_another_end(rows, others, kept))
+    kept = int((rows.unit < rows.units - 1).sum())
+    _compare(first, _losses(model, loss, *_with_another_end(rows, others, kept)), kept)
+
+
+def _compare(first: Tensor, second: Tensor, kept: int) -> None:
+    """The losses of the rows that were kept are what they were."""
     if not torch.allclose(first[:kept], second[:kept], rtol=1e-4, atol=1e-6, equal_nan=True):
         raise UsageError(
             "The loss of a row depends on the other rows of the batch, so that no example's influence is bounded; "
@@ -57,7 +81,7 @@ def _check_passes(model: nn.Module, loss: Loss, rows: Rows, others: Rows) -> Non
 
 
 def _with_another_end(rows: Rows, others: Rows, kept: int) -> tuple[Any, Any]:
-    """The rows with the last unit's replaced by other values."""
+    """The rows with those after the first so many replaced by other values."""
 
     def join(a: Any, b: Any) -> Any:
         return torch.cat([a[:kept], b[kept:]]) if isinstance(a, Tensor) else a
@@ -65,12 +89,12 @@ def _with_another_end(rows: Rows, others: Rows, kept: int) -> tuple[Any, Any]:
     return tree_map(join, rows.inputs, others.inputs), tree_map(join, rows.targets, others.targets)
 
 
-def _losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+def _losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any, backward: bool = True) -> Tensor:
     """One pass forward and backward as in training, with the random numbers that such a pass would have, always the same."""
     with torch.random.fork_rng(devices_of(model)):
         torch.manual_seed(0)
         losses = row_losses(model, loss, inputs, targets)
-        if losses.requires_grad:
+        if backward and losses.requires_grad:
             torch.autograd.grad(losses.sum(), list(participating(model).values()), allow_unused=True)
     return losses.detach().float()
 

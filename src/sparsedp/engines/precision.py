@@ -39,6 +39,16 @@ def exact_products() -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def made_in_full(output: Tensor) -> bool:
+    """Whether what a convolution made just now is as precise as norms must be: under autocast, say, it is not."""
+    if output.dtype != torch.float32:
+        return output.dtype == torch.float64
+    backend = torch.backends.cudnn if output.device.type == "cuda" else torch.backends.mkldnn
+    if hasattr(backend, "conv"):
+        return backend.conv.fp32_precision in ("ieee", "none")
+    return backend is torch.backends.mkldnn or not torch.backends.cudnn.allow_tf32
+
+
 def _switches() -> list[tuple[Any, str, Any]]:
     """(where, the switch's name, its exact position), in this version of torch."""
     backends = torch.backends

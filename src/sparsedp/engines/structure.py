@@ -172,6 +172,8 @@ def _standardised(
     """(weight, gain) and the kept entries, if `used` is their weight standardisation: in value, and in gradient."""
     if len(names) != 2 or used.ndim < 3:
         return None
+    if any(t.dtype not in (torch.float32, torch.float64) for t in (used, *(trained[n] for n in names))):
+        return None  # a direction of eight or eleven bits is not of unit length, as the formulas for norms want it
     weight, gain = sorted(names, key=lambda n: trained[n].shape != used.shape)
     if trained[weight].shape != used.shape or trained[gain].numel() != len(used):
         return None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sparsedp.engines.operators import OPERATORS, Call
+from sparsedp.engines.precision import made_in_full
 from sparsedp.engines.units import Units, channels_last
 
 
@@ -116,7 +117,7 @@ class Tracer(TorchFunctionMode):
     excluded: frozenset[str] = frozenset()
     """Parameters whose uses are left to autograd."""
     keep_outputs: frozenset[str] = frozenset()
-    """Keys of uses whose outputs are to be remembered."""
+    """Keys of uses whose outputs are to be remembered, where they have their full precision."""
     units: Units | None = None
     """Whose gradients are wanted; not needed to find out how parameters are used."""
     uses: list[Use] = field(default_factory=list)
@@ -149,7 +150,7 @@ class Tracer(TorchFunctionMode):
         call.weight, call.bias = weight, bias
         source, call.input = call.input, None
         output = _Tap.apply(output, self.token, source.detach(), use, self.receive)
-        if use.key in self.keep_outputs:
+        if use.key in self.keep_outputs and made_in_full(output):
             use.output, use.output_version = output.detach(), output._version
         return output
 

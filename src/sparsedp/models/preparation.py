@@ -62,7 +62,7 @@ def check_model(model: nn.Module, shape: Shape | None = None) -> None:
     With the shape of an image, the model is also tried out on random images, in training mode: no row may change another
     row's output, and no buffer may change.
     """
-    problems = [problem for path, module in model.named_modules() for problem in _problems(path or "the model", module)]
+    problems = [problem for path, module in model.named_modules() for problem in _problems(_named(path), module)]
     if not any(p.requires_grad for p in model.parameters()):
         problems.append("no parameter trains: all are frozen, or there are none; unfreeze some, as with train='all'.")
     if shape is not None and not problems:
@@ -74,13 +74,23 @@ def check_model(model: nn.Module, shape: Shape | None = None) -> None:
 def _problems(path: str, module: nn.Module) -> Iterator[str]:
     kind = type(module).__name__
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-        yield f"{path} is a {kind}, which mixes the examples of a batch; convert it (batchnorm='group') or freeze it ('freeze')."
+        yield (
+            f"{path} is a {kind}, which mixes the examples of a batch; convert it (--model.batchnorm group, "
+            "or models.convert_batchnorm) or freeze it (--model.batchnorm freeze)."
+        )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         yield f"{path} is a {kind} that collects statistics of the examples without noise; set track_running_stats=False."
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         yield f"{path} is a {kind} that has no size yet; run the model once on a blank image."
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.requires_grad and parameter.is_complex():
+            yield f"{path}: {name} is complex, and clipping and noise are for real numbers; hold its two parts as real parameters."
     if _has_spectral_norm(module):
         yield f"{path} has spectral_norm, which changes a buffer at every pass; remove it, or use weight standardisation."
+
+
+def _named(path: str) -> str:
+    return f"layer {path!r}" if path else "the model"
 
 
 def _has_spectral_norm(module: nn.Module) -> bool:
@@ -101,11 +111,12 @@ def _trial(model: nn.Module, shape: Shape) -> Iterator[str]:
     try:
         one, other = (_outputs(model, images.to(device)) for images in (first, second))
         changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
-    except (AssertionError, IndexError, RuntimeError, TypeError) as error:
-        size = " x ".join(map(str, shape))
+    except Exception as error:  # of whatever kind: the model may be code of the user's own
+        if isinstance(error, UsageError):
+            raise
+        size, said = " x ".join(map(str, shape)), f"{type(error).__name__}: {error}".rstrip(": ")
         raise UsageError(
-            f"{type(model).__name__} cannot process images of {size} ({error or type(error).__name__}); choose another model or "
-            "size of image."
+            f"{type(model).__name__} cannot process images of {size} ({said}); choose another model or size of image."
         ) from error
     finally:
         for module, mode in modes.items():

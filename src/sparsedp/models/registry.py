@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from sparsedp.errors import UsageError, missing_extra, require, unknown, wrong
+from sparsedp.errors import UsageError, missing_extra, out_of_memory, require, unknown, wrong
 from sparsedp.models.cnn import NormCNN, SmallCNN
 from sparsedp.models.nf_resnet import NFResNet50
 from sparsedp.models.wrn import WideResNet
@@ -85,9 +85,10 @@ def _imported(path: str, shape: Shape, classes: int) -> nn.Module:
         factory: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             factory = getattr(factory, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # it is code of the user's own, which may fail in any way
+        why = error if isinstance(error, ImportError | AttributeError) else _in_words(error)
         raise UsageError(
-            f"model is {path!r}, but it cannot be imported ({error}); give package.module:function, with the package "
+            f"model is {path!r}, but it cannot be imported ({why}); give package.module:function, with the package "
             "installed or in the current folder."
         ) from error
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -102,7 +103,20 @@ def _imported(path: str, shape: Shape, classes: int) -> nn.Module:
     offered = {"classes": classes, "num_classes": classes, "shape": shape}
     if "classes" in takes:
         del offered["num_classes"]
-    return factory(**{key: value for key, value in offered.items() if key in takes})
+    try:
+        return factory(**{key: value for key, value in offered.items() if key in takes})
+    except UsageError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise UsageError(f"model is {path!r}, but it failed when it was called: {_in_words(error)}; mend it, or give another "
+                         "--model.name.") from error  # fmt: skip
+
+
+def _in_words(error: Exception) -> str:
+    """An error of the user's own code: its kind, and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
 
 
 def _keywords(factory: Callable[..., Any]) -> set[str]:
