@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dp_accounting import NonPrivateDpEvent
 
 from sparsedp import budget_file
 from sparsedp.budget_file import BudgetFile, home
@@ -48,7 +50,7 @@ def home_of(home: Path) -> Path:
 def test_a_run_is_entered_with_all_it_may_spend_before_it_starts(tmp_path: Path) -> None:
     with file(tmp_path, "a") as account:
         entry = account.runs()["a"]
-        assert entry == {"finished": False, "ledger": plan().at_end.to_json()}
+        assert entry == {"finished": False, "private": True, "ledger": plan().at_end.to_json()}
     assert account.runs()["a"]["finished"] is False, "a run that did not end stays entered whole"
     assert stat.S_IMODE(account.path.stat().st_mode) == 0o600
 
@@ -56,7 +58,7 @@ def test_a_run_is_entered_with_all_it_may_spend_before_it_starts(tmp_path: Path)
 def test_an_ended_run_is_corrected_to_what_it_spent(tmp_path: Path) -> None:
     with file(tmp_path, "a", steps=9) as account:
         account.spent(Ledger().append("train", EVENT, 4))
-    assert account.runs()["a"] == {"finished": True, "ledger": Ledger().append("train", EVENT, 4).to_json()}
+    assert account.runs()["a"] == {"finished": True, "private": True, "ledger": Ledger().append("train", EVENT, 4).to_json()}
 
 
 def test_runs_add_up_jointly_and_the_operator_is_told(tmp_path: Path) -> None:
@@ -66,11 +68,27 @@ def test_runs_add_up_jointly_and_the_operator_is_told(tmp_path: Path) -> None:
     second = file(tmp_path, "b", 5, heard)
     with second:
         joint = epsilon(Ledger().append("train", EVENT, 8), 1e-5).epsilon
-        assert second.together() == {"runs": 2, "epsilon": pytest.approx(joint)}
+        assert second.together() == {"runs": 2, "not_private": 0, "epsilon": pytest.approx(joint)}
     assert len(heard.notes) == 1
+    assert f"1 other run has used mnist: together with this one they spend epsilon {joint:.3f} at delta 1e-05" in heard.notes[0]
+
+
+def test_runs_that_are_not_private_are_counted_beside_the_total(tmp_path: Path) -> None:
+    with file(tmp_path, "a"):
+        pass
+    naked = file(tmp_path, "b")
+    naked.spent(Ledger().append("train", NonPrivateDpEvent(), 3))
+    path, heard = naked.path, Heard()
+    with BudgetFile(path, "mnist", "c", plan(), 1e-5, heard, private=False) as chosen:
+        alone = epsilon(plan().at_end, 1e-5).epsilon
+        assert chosen.together() == {"runs": 3, "not_private": 2, "epsilon": pytest.approx(alone)}
     assert (
-        f"1 other runs have used mnist: together with this one they spend epsilon {joint:.3f} at delta 1e-05" in heard.notes[0]
+        f"those that are private spend epsilon {alone:.3f}" in heard.notes[0] and "2 of all are not private" in heard.notes[0]
     )
+    runs = json.loads(path.read_text())
+    del runs["runs"]["a"]["private"]  # as it was before it was written down
+    path.write_text(json.dumps(runs))
+    assert chosen.together()["not_private"] == 2
 
 
 def test_taking_a_run_up_again_does_not_count_it_twice(tmp_path: Path) -> None:
@@ -138,5 +156,5 @@ def test_an_unwritable_home_is_said(tmp_path: Path) -> None:
 def test_no_infinite_or_missing_epsilon_breaks_it(tmp_path: Path) -> None:
     with file(tmp_path, "a") as account:
         account.spent(Ledger().append("train", gaussian_event(0.5, 0.0)))
-        assert account.total() == float("inf")
+        assert account.total() == 0 and account.together()["not_private"] == 1
     assert budget_file.home().name == "budgets"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsedp import cli, training
+from sparsedp import cli, training, verbs
+from sparsedp.arguments import respelt
 from sparsedp.recipes import RECIPES
 from tests import whole_runs
 from tests.data.pictures import made_up, png
@@ -196,7 +198,19 @@ def test_json_of_every_verb_parses(here: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_dry_run_says_what_it_costs_and_touches_nothing(here: Path, capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    code, out, _ = said(["train", "smoke", *SMALL, "--dry-run", "--run-dir", "never", "--runtime.key", "hush"], capsys)
+    command = [
+        "train",
+        "smoke",
+        *SMALL,
+        "--dry-run",
+        "--run-dir",
+        "never",
+        "--runtime.key",
+        "hush",
+        "--mechanism.delta",
+        "0.05",
+    ]
+    code, out, _ = said([*command, "--json"], capsys)
     shown = json.loads(out)
     assert code == 0 and not (here / "never").exists() and not (home / "budgets").exists()
     assert "hush" not in out
@@ -207,6 +221,62 @@ def test_a_dry_run_says_what_it_costs_and_touches_nothing(here: Path, capsys: py
     assert shown["model"]["parameters_trained"] == 26010
     assert shown["time"]["seconds_per_step"] > 0 and shown["memory_gb"] > 0
     assert shown["config"]["optim"]["lr"] == 1.0
+    code, out, _ = said(command, capsys)
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert code == 0 and "hush" not in out and not (here / "never").exists() and len(lines) < 20
+    assert lines["epsilon"].startswith(
+        f"{privacy['epsilon']:.4g} at delta 0.05 (pld, add-remove); {privacy['by_others']['pld, replace-one']:.4g} "
+    )
+    assert lines["steps"] == "3 of an expected 16 (sampling rate 0.266667)" and lines["noise"] == "multiplier  1"
+    assert lines["warning:"] == privacy["warnings"][0] and " rows at once" in lines["engine"] and "hours" in lines["time"]
+
+
+def test_short_names_and_none_are_taken(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The criterion counts before the settings are checked together, and `none` is `None` where an option may be left out."""
+    out = ["--out", "short.safetensors", "--json"]
+    code, told, err = said(
+        ["prune", "smoke", *SMALL, "--criterion", "dp-snip", "--rate=0.7", "--sparsity.snip-epsilon", "2", *out], capsys
+    )
+    assert (code, err) == (0, "") and json.loads(told)["criterion"] == "dp-snip" and json.loads(told)["rate"] == 0.7
+    code, told, err = said(
+        ["prune", "smoke", "--data.dir", "data", "--mechanism.batch-size", "16", "--criterion=snip-not-private", *out], capsys
+    )
+    assert (code, err) == (0, "") and json.loads(told)["private"] is False, "under a recipe with a target"
+    dry = ["train", "smoke", *SMALL, "--dry-run", "--json", "--optim.average_decay=none", "--mechanism.epsilon", "none"]
+    code, told, err = said(dry, capsys)
+    assert (code, err) == (0, "") and json.loads(told)["config"]["optim"]["average_decay"] is None
+    assert respelt("train", ["--sparsity.drop", "none", "--run-dir", "none"]) == [
+        "--sparsity.drop",
+        "none",
+        "--run-dir",
+        "none",
+    ]
+
+
+def test_whole_numbers_may_be_written_with_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["account", "--batch-size", "1e1", "--steps", "3", "--noise-multiplier", "2", "--json", "--num-examples"]
+    code, out, _ = said([*command, "1e2"], capsys)
+    assert code == 0 and (json.loads(out)["num_examples"], json.loads(out)["batch_size"]) == (100, 10)
+    for word in ("1.5", "nan", "inf", "many"):
+        code, _, err = said([*command, word], capsys)
+        assert code == 2 and word in err and "Traceback" not in err
+
+
+def test_without_an_average_there_is_none_to_evaluate(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(here / "done", tmp_path / "run")
+    (tmp_path / "run" / "public" / "average.safetensors").unlink()
+    code, _, err = said(["evaluate", str(tmp_path / "run"), "--average"], capsys)
+    assert code == 2 and "kept no moving average of its weights" in err and "finish" not in err
+
+
+def test_answers_and_results_are_words() -> None:
+    row = {"image": "a.png", "label": ["cat", "d\nog"], "probability": [0.9, 0.6]}
+    assert verbs.answer_text(row) == "a.png: cat (0.9), d\\nog (0.6)"
+    assert verbs.answer_text({"image": "a.png", "label": [], "probability": []}) == "a.png: no label"
+    summary = {"accuracy": 0.5, "accuracy_average": None, "epsilon": 0.0, "delta": 0.5, "accountant": "pld", "neighbouring": "add-remove",
+               "stamp": "differentially private", "steps": 3, "seconds": 2.0, "throughput": 17.0, "warnings": ["delta 0.5 is large"]}  # fmt: skip
+    told = verbs.result_text(summary, Path("run"))
+    assert "warning   delta 0.5 is large" in told.splitlines() and "2 s of training for 3 steps" in told
 
 
 def test_predict_is_the_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,32 +368,50 @@ def test_the_module_and_the_command_are_one() -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_goes_on(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sent", "ended"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    sent: signal.Signals, ended: int, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cut, uncut = f"cut-{ended}", f"uncut-{ended}"
     command = ["train", "smoke", *SMALL, "--mechanism.steps", "150", "--runtime.key", "k", "--runtime.checkpoint-every", "1000"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(
-        [sys.executable, "-m", "sparsedp", *command, "--run-dir", "cut"],
+        [sys.executable, "-m", "sparsedp", *command, "--run-dir", cut],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=env,
     )
-    ledger = here / "cut" / "public" / "ledger.json"
+    ledger = here / cut / "public" / "ledger.json"
     waited = time.monotonic() + 100
     while time.monotonic() < waited and not (ledger.exists() and '"train"' in ledger.read_text()):
         time.sleep(0.01)
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(sent)
     out, err = running.communicate(timeout=100)
-    assert (running.returncode, out) == (143, "")
-    assert re.search(r"stopped after \d+ of 150 steps; the same command takes the run up again", err)
-    assert (here / "cut" / "private" / "state").exists() and not (here / "cut" / "public" / "summary.json").exists()
-    for name in ("cut", "uncut"):
+    assert (running.returncode, out) == (ended, "")
+    assert re.search(r"stopped after \d+ of 150 steps; the same command takes the run up again\. Its folder is cut-", err)
+    assert ("a second Ctrl-C ends at once" in err) == (sent == signal.SIGINT)
+    assert (here / cut / "private" / "state").exists() and not (here / cut / "public" / "summary.json").exists()
+    for name in (cut, uncut):
         monkeypatch.setenv("SPARSEDP_HOME", str(here / f"home-{name}"))
         code, _, err = said([*command, "--run-dir", name], capsys)
         assert (code, err) == (0, ""), "quiet where nobody watches"
-    same_public(here / "cut", here / "uncut")
+    same_public(here / cut, here / uncut)
+
+
+def test_a_second_interrupt_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(_options: Any, _name: str, stop: Any) -> int:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop(), "the first one asks"
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(verbs, "train", work)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        cli._stoppable("train", cli.Train(run=RECIPES["smoke"]()), "smoke")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

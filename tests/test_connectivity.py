@@ -12,6 +12,7 @@ from sparsedp.connectivity import Connected
 from sparsedp.dp.clipping import Engine, Rows, reference
 from sparsedp.dp.masks import maskable_layers, participating
 from sparsedp.engines.functional import functional
+from sparsedp.errors import UsageError
 from sparsedp.models.layers import WSConv2d
 from tests.made_up import Standardised, cross_entropy
 
@@ -124,3 +125,53 @@ def test_examples_never_see_each_other(net: nn.Module) -> None:
     x, _ = batch()
     alone = torch.cat([connected(row[None]) for row in x])
     assert torch.allclose(connected(x), alone, rtol=1e-10)
+
+
+class Uncalled(nn.Module):
+    """Attention, whose last layer is never called, and a layer whose weight is used in passing. The head starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention = nn.Linear(5, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.passing, self.unused, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.attention(x, x, x)[0]
+        return self.head(F.linear(x, self.passing.weight, self.passing.bias).relu().mean(1))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.first(x)).mean(1))
+
+
+LIKE = Rows.make(torch.zeros(2, 7, 5), torch.full((2,), 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "blind"),
+    [(Uncalled(), ["attention.out_proj.weight", "passing.weight"]), (Encoder(), ["layer.self_attn.out_proj.weight"])],
+)
+def test_weights_that_are_used_without_their_layer_are_named(model: nn.Module, blind: list[str]) -> None:
+    layers = maskable_layers(model, "filter")
+    connected = Connected(model, layers)
+    before = {n: t.clone() for n, t in connected.state_dict().items()}
+    with pytest.raises(UsageError, match="granularity 'weight', or leave it out with maskable") as caught:
+        connected.check(cross_entropy, LIKE)
+    assert f"score {', '.join(blind)} by filter" in str(caught.value)
+    assert all(torch.equal(t, before[n]) for n, t in connected.state_dict().items())
+    assert list(participating(connected)) == [f"connections.{i}" for i in range(len(layers))]
+    Connected(model, [la for la in layers if la.name not in blind]).check(cross_entropy, LIKE)
+    Connected(model, maskable_layers(model, "weight")).check(cross_entropy, LIKE)
+
+
+def test_what_its_layer_computes_passes(net: nn.Module) -> None:
+    x, y = batch()
+    Connected(net, maskable_layers(net, "filter")).check(cross_entropy, Rows.make(x, y))

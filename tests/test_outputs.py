@@ -42,6 +42,10 @@ def test_the_model_card_says_what_a_receiver_needs(tmp_path: Path, data: Path) -
     assert [row.split("|")[2].strip() for row in rows] == [number(r) for r in summary["metrics"]["last"]["recall"]]
 
 
+def test_a_class_of_any_name_stays_on_its_line() -> None:
+    assert outputs._cell("a\nb|c") == "a\\nb\\|c" and outputs._cell("cat") == "cat"
+
+
 def test_the_summary_comes_last(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is finished when it is there: what fails before leaves an unfinished run that can be taken up again."""
     run = tiny(data)

@@ -103,7 +103,9 @@ def test_what_was_spent_before_counts() -> None:
 def test_snip_without_noise_has_no_finite_epsilon() -> None:
     plan = planned(Sparsity(prune="snip-not-private", prune_rate=0.5), noise_multiplier=1.0, steps=2)
     assert math.isinf(plan.spent.epsilon)
-    with pytest.raises(UsageError):
+    with pytest.raises(
+        UsageError, match="epsilon is 1.0, but the weights are pruned without noise, for which there is no epsilon"
+    ):
         planned(Sparsity(prune="snip-not-private", prune_rate=0.5), epsilon=1.0, steps=2)
 
 

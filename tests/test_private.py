@@ -441,3 +441,16 @@ def test_the_noise_is_drawn_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     loop(private, optimizer)
     assert calls == list(range(6))
     assert counted(private) == 6
+
+
+def test_a_model_of_sixteen_bits_trains_by_the_largest_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 3).bfloat16()
+    optimizer = sgd(model)
+    private = attach(model, optimizer, drop="magnitude", drop_rate=0.5)
+    data = data_of()
+    before = model.weight.detach().clone()
+    batch = next(private.batches((data[0].bfloat16(), data[1])))
+    private.backward(batch)
+    kept = before.abs() >= before.abs().flatten().sort().values[before.numel() // 2]
+    assert torch.equal(model.weight.grad != 0, kept)

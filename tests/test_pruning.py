@@ -125,13 +125,13 @@ def test_the_mask_does_not_depend_on_micro_batches_or_the_engine(granularity: An
 @pytest.mark.parametrize(("engine", "exact"), [(reference, False), (functional, False), (reference, True)])
 def test_a_unit_that_makes_the_loss_raise_counts_as_zero(engine: Any, exact: bool) -> None:
     """Once the event is recorded, no one record decides whether there is a mask."""
-    model, units = build("conv", 3, torch.float32), units_of(10)
-    ((x, y),) = units[4]
+    model, units = build("conv", 3), units_of(3)
+    ((x, y),) = units[1]
     ends = []
     for odd in ((x, y + CLASSES), (torch.full_like(x, torch.nan), y), (x, y)):
         events: list[str] = []
-        data = private([*units[:4], (odd,), *units[5:]], engine=lambda _: engine, exact=exact)
-        settings = snip_settings(1e-6, 0.5, 1e6)
+        data = private([units[0], (odd,), units[2]], engine=lambda _: engine, exact=exact)
+        settings = snip_settings(0.001, 0.5)
         ends.append(prune(model, settings, KEY, data=data, record=lambda what, _, to=events: to.append(what)))  # type: ignore[misc]
         assert events == ["dp-snip"]
     assert same(ends[0], ends[1]) and not same(ends[0], ends[2])
@@ -318,3 +318,22 @@ def test_refusals_name_the_value_and_the_remedy() -> None:
     with pytest.raises(UsageError, match="no weight that may be masked"):
         prune(nn.LayerNorm(3), Sparsity(prune="random", prune_rate=0.5), KEY)
     assert prune(model, Sparsity(), KEY).masks == {}
+
+
+def test_a_connection_that_nothing_goes_through_is_found_before_anything_is_spent() -> None:
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(50, 6), nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(nn.functional.linear(x.flatten(1), self.inner.weight, self.inner.bias))
+
+    units, ledger = units_of(4), []
+    like = Rows.make(*(torch.stack([pair[k] for ((pair),) in units[:2]]) for k in (0, 1)))
+    data = dataclasses.replace(private(units), example=like, read=Forbidden())  # type: ignore[type-var]
+    with pytest.raises(UsageError, match=r"cannot score inner\.weight by filter"):
+        prune(
+            Passing().double(), snip_settings(granularity="filter"), KEY, data=data, record=lambda *entry: ledger.append(entry)
+        )
+    assert not ledger

@@ -33,9 +33,30 @@ from sparsedp.dp.ledger import Ledger, gaussian_event, snip_event
 from sparsedp.dp.randomness import Key
 from sparsedp.dp.tradeoff import profile
 from sparsedp.errors import UsageError
-from sparsedp.statement_page import page
+from sparsedp.statement_page import _runs, page
 from tests.data.pictures import made_up, save_folder
 from tests.whole_runs import STEPS, UNITS, go, images, stopped, tiny
+
+
+@pytest.mark.parametrize(
+    ("every", "naked", "total", "said"),
+    [
+        (1, 0, 3.9, "counts 1 run on these data, epsilon 3.9 at delta 1e-05."),
+        (2, 0, 3.9, "counts 2 runs on these data, together epsilon 3.9 at delta 1e-05."),
+        (
+            3,
+            2,
+            3.9,
+            "counts 1 run on these data, epsilon 3.9 at delta 1e-05, and 2 runs that are not private, for which no epsilon holds.",
+        ),
+        (1, 1, 0.0, "counts 1 run that is not private, for which no epsilon holds."),
+        (2, 0, math.inf, "counts 2 runs on these data, together more than any epsilon can tell."),
+    ],
+)
+def test_the_budget_is_told_in_words(every: int, naked: int, total: float, said: str) -> None:
+    told = _runs({"runs_on_this_data": every, "runs_not_private": naked, "epsilon_of_all": total}, 1e-5)
+    assert told == f" The operator's budget file {said}"
+
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "recompute_epsilon.py"
 SNIP = Sparsity(prune="dp-snip", prune_rate=0.5, snip_noise_multiplier=2.0, snip_clip=0.5, drop="magnitude", drop_rate=0.4)
@@ -365,7 +386,7 @@ def test_units_are_said(runs: Runs) -> None:
 
 
 def test_a_delta_that_is_not_below_one_in_n_is_warned_of(runs: Runs) -> None:
-    assert "**Beware:** delta 0.05 is not below 1/N = 0.017" in runs("wide-delta").page
+    assert runs("wide-delta").page.startswith("# Privacy statement\n\n**Beware:** delta 0.05 is not below 1/N = 0.017")
     assert "it is not below one in the number of records" in runs("wide-delta").page
     assert "Beware" not in runs("dense").page and "it is below one in" in runs("dense").page
 

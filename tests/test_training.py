@@ -590,7 +590,7 @@ def test_what_goes_wrong_before_the_first_event_leaves_nothing_behind(tmp_path: 
     ({"runtime": {"engine": "quick"}}, "engine is 'quick', which is not known"),
     ({"sparsity": {"snip_batch_size": 61, "prune": "dp-snip", "prune_rate": 0.5, "snip_noise_multiplier": 2.0}}, "snip_batch_size is 61, but there"),
     ({"sparsity": {"maskable": ("conv*", "nosuch*"), "drop": "random", "drop_rate": 0.5}}, r"maskable pattern is 'nosuch\*'"),
-    ({"sparsity": {"drop": "random", "drop_rate": 0.5}, "model": Model(train="norm-bias")}, "drop_rate is 0.5, but the model has no weight"),
+    ({"sparsity": {"drop": "random", "drop_rate": 0.5}, "model": Model(train="*bias")}, "drop_rate is 0.5, but the model has no weight"),
     ({"mechanism": {"arithmetic": "exact", "noise_multiplier": 1500.0}}, "coordinates is .* has a grid for at most 7635; drop more"),
     ({"runtime": {"device": "abacus"}}, "device is 'abacus', but this machine has no such device"),
     ({"model": Model(name="wrn")}, "wrn"),
@@ -640,21 +640,21 @@ def test_an_image_that_could_not_be_read_for_a_while_stops_the_run_and_leaves_no
     go(run, tmp_path / "whole")
     failing, opened = False, Path.open
 
-    def flaky(self: Path, *how: Any) -> Any:
+    def flaky(self: Path, *how: Any, **named: Any) -> Any:
         if failing and self.name == "00007.png":
             raise error
-        return opened(self, *how)
+        return opened(self, *how, **named)
 
     class Begun(training.Silence):
         def step(self, taken: int) -> None:
             nonlocal failing
-            failing = taken == 3
+            failing = taken >= 2
 
     monkeypatch.setattr(Path, "open", flaky)
-    with pytest.raises(UsageError, match=f"^An image could not be used.({why}).*at no new cost") as caught:
+    with pytest.raises(UsageError, match=f"^An image could not be used.*{why}.*at no new cost") as caught:
         go(run, tmp_path / "run", reporter=Begun())
     assert "00007" not in str(caught.value)
-    assert charged(tmp_path / "run") >= 4
+    assert charged(tmp_path / "run") >= 3
     failing = False
     go(run, tmp_path / "run")
     same_public(tmp_path / "whole", tmp_path / "run")

@@ -16,8 +16,8 @@ import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
 
-from sparsedp import beginning, cli, data, disk, keys, training, tune
-from sparsedp.budget_file import place
+from sparsedp import beginning, cli, data, disk, keys, planning, training, tune
+from sparsedp.budget_file import BudgetFile, place
 from sparsedp.config import Data, Mechanism, Run, Runtime
 from sparsedp.data.values import ArrayImages
 from sparsedp.dp import tuning
@@ -84,6 +84,14 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
+LEFT = {"id", "lock", "where.json"}
+
+
+def left(folder: Path) -> set[str]:
+    """What a finished search leaves in private/, but for what the operator was told."""
+    return files(folder / "private") - {"notes.txt"}
+
+
 # --- What is published --------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +156,7 @@ def test_what_is_published_stands_alone(tmp_path: Path, place_of: Path) -> None:
         patched.setattr(keys, "fresh", lambda: (made.append((k := fresh()).secret), k)[1])
         find(run_of(place_of, None), asked(), tmp_path / "run")
     public = tmp_path / "run" / "public"
-    assert files(public) == ALWAYS and files(tmp_path / "run" / "private") == {"id", "lock", "where.json"}
+    assert files(public) == ALWAYS and left(tmp_path / "run") == LEFT
     content = b"".join((public / name).read_bytes() for name in ALWAYS)
     assert len(made) >= 2
     assert not [k for k in made if k in content or k.hex().encode() in content]
@@ -214,7 +222,7 @@ def test_no_trial_at_all_is_an_answer_too(tmp_path: Path, place_of: Path) -> Non
     found = find(run_of(place_of, NONE), asked(distribution="poisson"), folder)
     assert found.summary["stamp"].startswith("no model: the number of trials was drawn as zero")
     assert files(folder / "public") == {"config.json", "ledger.json", "search.json", "summary.json"}
-    assert files(folder / "private") == {"id", "lock", "where.json"}
+    assert left(folder) == LEFT
     assert found.summary["accuracy"] is None and found.summary["epsilon"] > 0
     assert found.summary["epsilon"] == independent("poisson", None)
 
@@ -294,21 +302,29 @@ def test_plain_runs_say_that_tuning_is_not_covered_and_the_budget_counts_everyth
 ) -> None:
     """Two runs and a search of three trials are three entries: a search counts as the one thing that it is."""
     monkeypatch.setenv("SPARSEDP_HOME", str(tmp_path / "home"))
-    plain = tiny(place_of)
+    plain = tiny(place_of, runtime={"key": None})
     for name in ("one", "two"):
         training.train(plain, tmp_path / name)
     for number, name in enumerate(("one", "two"), 1):
         told = read(tmp_path / name / "public" / "privacy.json")["tuning"]
         assert told["covered"] is False and told["runs_on_this_data"] == number
         assert "choosing among runs on the same data costs more" in told["words"]
-        assert f"counts {number} runs on these data" in (tmp_path / name / "public" / "privacy.md").read_text()
+        assert (
+            f"counts {number} run{'s' if number > 1 else ''} on these data, "
+            in (tmp_path / name / "public" / "privacy.md").read_text()
+        )
     tune.tune(run_of(place_of), asked(), tmp_path / "search")
     told = read(tmp_path / "search" / "public" / "privacy.json")["tuning"]
     assert told["covered"] is True and told["runs_on_this_data"] == 3
-    assert told["epsilon_of_all"] > told["epsilon_of_the_search"]
+    two = read(tmp_path / "two" / "public" / "privacy.json")["tuning"]
+    assert told["runs_not_private"] == 1 and told["epsilon_of_all"] == two["epsilon_of_all"], "this search's key was given"
     booked = read(place(plain.data))["runs"]
     assert len(booked) == 3 and all(entry["finished"] for entry in booked.values())
     assert [entry["ledger"][0]["event"]["type"] for entry in booked.values()].count("RepeatAndSelectDpEvent") == 1
+    path = place(plain.data)
+    path.write_text(path.read_text().replace('"private": false', '"private": true'))
+    account = BudgetFile(path, "mnist", "none", planning.budget(plain, 60), plain.mechanism.delta, training.Silence())
+    assert account.total() > max(told["epsilon_of_the_search"], two["epsilon_of_all"]), "a private one is part of the sum"
 
 
 # --- Stopping, dying, and other people's folders ------------------------------------------------------------------------
@@ -333,7 +349,7 @@ def test_a_search_that_was_stopped_ends_as_one_that_was_not(
     find(run, search, tmp_path / "cut")
     same_public(tmp_path / "whole", tmp_path / "cut")
     assert scored == ([0, 1, 2] if score == "held-out" else []), "noise of a score is drawn once"
-    assert files(tmp_path / "cut" / "private") == {"id", "lock", "where.json"}
+    assert left(tmp_path / "cut") == LEFT
 
 
 class Dies:
@@ -376,7 +392,7 @@ def test_dying_at_any_write_changes_nothing(tmp_path: Path, place_of: Path) -> N
         else:
             find(run, search, folder)
         same_public(tmp_path / "whole", folder)
-        assert files(folder / "private") == {"id", "lock", "where.json"}, f"left after dying at {at} of {last}"
+        assert left(folder) == LEFT, f"left after dying at {at} of {last}"
 
 
 def test_a_trial_on_another_machine_is_done_anew(tmp_path: Path, place_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def out_of_memory(error: BaseException) -> bool:
 def reason_of(error: BaseException) -> str:
     """Why the system refused, in its own words; never the error's, which may quote data."""
     number = getattr(error, "errno", None)
-    return os.strerror(number) if number in errorcode else type(error).__name__
+    return os.strerror(number) if isinstance(number, int) and number in errorcode else type(error).__name__
 
 
 def machine_fault(what: str, why: str) -> UsageError:

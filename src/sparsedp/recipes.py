@@ -31,12 +31,12 @@ def mnist() -> Run:
 
 
 def cifar10() -> Run:
-    """CIFAR-10 from scratch at epsilon 3, in under an hour on two cores."""
+    """CIFAR-10 from scratch at epsilon 3: a small residual network, minutes on two cores."""
     return Run(
         data=Data(name="cifar10"),
-        model=Model(name="wrn_10_1"),
-        mechanism=Mechanism(epsilon=3.0, steps=600, batch_size=2048),
-        optim=Optim(lr=4.0, average_decay=0.99),
+        model=Model(name="wrn_10_1_s2"),
+        mechanism=Mechanism(epsilon=3.0, steps=600, batch_size=1024),
+        optim=Optim(lr=4.0, average_decay=0.98),
         runtime=Runtime(evaluate_every=100),
     )
 

@@ -167,9 +167,7 @@ def predict(options: cli.Predict) -> int:
         cli.print_json(rows)
     else:
         for row in rows:
-            several = isinstance(row["label"], list)
-            found = zip(row["label"], row["probability"], strict=True) if several else [(row["label"], row["probability"])]
-            say(f"{row['image']}: {', '.join(f'{shown(label)} ({p})' for label, p in found) or 'no label'}")
+            say(answer_text(row))
     return 0
 
 
@@ -179,6 +177,13 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
     except Undecodable as error:
         raise UsageError(f"{path} cannot be classified: {error}; give an image file.") from error
     return torch.from_numpy(found.copy())[None]
+
+
+def answer_text(row: Mapping[str, Any]) -> str:
+    """What an image shows, on one line."""
+    several = isinstance(row["label"], list)
+    found = zip(row["label"], row["probability"], strict=True) if several else [(row["label"], row["probability"])]
+    return f"{row['image']}: {', '.join(f'{shown(label)} ({chance})' for label, chance in found) or 'no label'}"
 
 
 def _answer(chances: torch.Tensor, classes: list[str], several: bool) -> dict[str, Any]:

@@ -199,6 +199,16 @@ def test_dp_snip_is_one_release_charged_and_noised_on_every_tensor(batch_size: i
         assert bool((tensor != without).all()), f"no noise on {name}"
 
 
+@pytest.mark.parametrize("release", [private_step, dp_snip_release])
+def test_what_exact_arithmetic_cannot_do_is_not_charged(release: Any) -> None:
+    made, events = world("conv", dtype=torch.float32), []
+    settings = settings_for(made, noise_multiplier=1e5, exact=True)
+    place = (KEY, 0) if release is private_step else (KEY,)
+    with pytest.raises(UsageError, match="has a grid for at most 1; drop more"):
+        release(settings, made.model, cross_entropy, reader(made), reference, *place, lambda *event: events.append(event))
+    assert events == []
+
+
 def test_dp_snip_and_the_first_step_share_neither_noise_nor_coins() -> None:
     made = replace(world("linear"), units=((),) * 40)
     settings = settings_for(made, unit_norm=False)

@@ -144,7 +144,7 @@ def test_the_micro_batch_fits_into_what_is_free_in_whole_units() -> None:
     assert free_bytes(cpu) > 0
 
 
-@pytest.mark.parametrize("name", ["convolutions", "standardised", "attention"])
+@pytest.mark.parametrize("name", ["norms", "standardised", "attention"])
 def test_a_float64_model_is_served_by_the_fast_engine(name: str) -> None:
     like = images([1, 1])
     rows = Rows.make(like.inputs.double(), like.targets)

@@ -104,6 +104,8 @@ KINDS: tuple[Damage, ...] = (
 )  # fmt: skip
 
 
+BOTH = 0.8
+"""How often both checkpoints are damaged."""
 HARMLESS = (swapped, rolled_back)
 """These leave whole checkpoints of the run: the older one is taken, whatever its name."""
 
@@ -122,7 +124,7 @@ def checkpoints(worlds: dict[str, World], count: int, seed: int = 7) -> Iterator
         shutil.copytree(stopped, folder)
         newest = _states(folder)[-1]
         damaged = [newest]
-        if own.random() < 0.5 and kind is not swapped:
+        if own.random() < BOTH and kind is not swapped:
             damaged.append(_older(newest))
         said = [damage(kind, own, path, other) for path in reversed(damaged)][-1]
         yield _judged(world, folder, noised, kind, said, [path.name for path in damaged])
@@ -221,7 +223,9 @@ def _outcome(
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All files but the notes for the operator, which every start may add to."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "notes.txt"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def _cut(world: World, run: object) -> tuple[Path, tuple[Noised, ...]]:

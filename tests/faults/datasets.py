@@ -210,10 +210,10 @@ def _unclear(ended: Ended, place: Path) -> str:
 
 
 class Records(Dataset[Any]):
-    """Records of four numbers, some of which are broken."""
+    """Records of four numbers, some of which break once training has begun."""
 
     def __init__(self, how: str, broken: frozenset[int], count: int = 30) -> None:
-        self.how, self.broken = how, broken
+        self.how, self.broken, self.begun = how, broken, False
         self.inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
@@ -221,10 +221,10 @@ class Records(Dataset[Any]):
 
     def __getitem__(self, place: int) -> Any:
         sound = self.inputs[place], place % 3
-        if place not in self.broken:
+        if place not in self.broken or not self.begun:
             return sound
         if self.how == "raises":
-            raise OSError(f"the record of {sound[0].tolist()} is truncated")
+            raise ValueError(f"the record of {sound[0].tolist()} is truncated")
         odd = {
             "not a number": torch.full((4,), torch.nan), "infinite": torch.tensor([0.0, torch.inf, 1.0, 2.0]),
             "huge": torch.full((4,), 3e38), "of another shape": torch.zeros(5), "of another type": torch.zeros(4, dtype=torch.float64),
@@ -265,6 +265,7 @@ def _loop(data: Records) -> str:
             noise_multiplier=1.0, steps=3, delta=1e-3, key=keys.chosen("a"),
         )  # fmt: skip
         for batch in private.batches(data):
+            data.begun = True
             private.backward(batch)
             optimizer.step()
     assert all(p.isfinite().all() for p in model.parameters()), "the model is not finite"

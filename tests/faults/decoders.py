@@ -62,7 +62,7 @@ def without_successors(world: World, count: int, seed: int = 11) -> Iterator[Out
 
 
 def by_one_image(world: World, count: int, seed: int = 12) -> Iterator[Outcome]:
-    """One image kills every worker that opens it: before the run begins that is said, afterwards it counts as zero."""
+    """One image kills every worker that opens it: before the run begins that is said with its name, afterwards without."""
     own = random.Random(seed)
     for number in range(count):
         folder, from_step = world.folder(), (number % 4) - 1
@@ -81,10 +81,10 @@ def by_one_image(world: World, count: int, seed: int = 12) -> Iterator[Outcome]:
         else:
             kind, came = (
                 "an image kills every worker, once training has begun",
-                "it counts as zero, in silence; the ledger is whole",
+                "a sentence that names no file, then resumed to the same bytes",
             )
-            whole = charged(folder) == len(world.noised) and len(ended.noised) == len(world.noised)
-            wrong = f"it {ended.how}: {ended.text}" if ended.how != "done" else "" if whole else "the ledger is not whole"
+            wrong = "" if ended.how == "done" else unclear(ended, world.place)  # done: no later batch had it
+            wrong = wrong or ("the file is named" if victim in ended.text else "") or finish(world, folder, ended.noised)
         world.forget(folder)
         yield Outcome(kind, victim, came, wrong)
 

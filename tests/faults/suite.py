@@ -49,7 +49,7 @@ PARTS = (
     Part("disk", "full", lambda w, f, whole: disks.at_operations(w, 8 if whole else 50, 40 if whole else 100)),
     Part("disk", "of other kinds", lambda w, f, whole: disks.of_other_kinds(w, 24 if whole else 3)),
     Part("disk", "by the kernel", lambda w, f, whole: disks.by_the_kernel(w, 16 if whole else 1)),
-    *_in_turns("checkpoint", "damaged", 3, damage.checkpoints, 144, 12),
+    *_in_turns("checkpoint", "damaged", 3, damage.checkpoints, 120, 12),
     Part("checkpoint", "with another ledger", lambda w, f, whole: damage.ledgers(w if whole else _first(w))),
     Part("worker", "at random moments", lambda w, f, whole: decoders.at_random(f, 16 if whole else 1)),
     Part("worker", "in mid-answer", lambda w, f, whole: decoders.in_mid_answer(f, 16 if whole else 1)),

@@ -125,6 +125,16 @@ def test_the_trial_finds_buffers_that_change_and_leaves_no_trace():
     assert [m.training for m in (model, model.middle[0], model.middle[1])] == [True, True, False]
 
 
+class Fails(nn.Identity):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("boom")
+
+
+def test_any_failure_of_a_model_is_said_in_words():
+    with pytest.raises(UsageError, match=r"cannot process images of 3 x 8 x 8 \(KeyError: 'boom'\)"):
+        check_model(Net(Fails()), SHAPE)
+
+
 def test_an_image_that_the_model_cannot_take_is_said_in_words():
     model = Net(nn.AvgPool2d(7))
     with pytest.raises(UsageError, match=r"Net cannot process images of 3 x 8 x 8 \(.*; choose another model or size of image"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +42,10 @@ class OwnNetwork(nn.Module):
 
 
 finished = nn.Linear(2, 2)
+
+
+def fails(classes: int) -> nn.Module:
+    raise KeyError("boom")
 
 
 def not_a_model() -> int:
@@ -110,12 +115,23 @@ def test_a_function_may_ask_for_the_shape_and_a_class_is_called():
         (f"{HERE}:absent", "cannot be imported"),
         (f"{HERE}:finished", "called anew for every run"),
         (f"{HERE}:HERE", "function or a class"),
+        (f"{HERE}:fails", r"failed when it was called: KeyError: 'boom'; mend it, or give another --model\.name"),
         (f"{HERE}:not_a_model", r"'int', but a model is a torch\.nn\.Module"),
     ],
 )
 def test_import_paths_that_cannot_work(path: str, says: str):
     with pytest.raises(UsageError, match=says):
         build(Model(name=path), (3, 8, 8), 10)
+
+
+@pytest.mark.parametrize(("code", "says"), [("1 +", "SyntaxError"), ("{}['x']", "KeyError: 'x'"), ("raise OSError", "OSError")])
+def test_a_module_of_ones_own_that_fails_is_said_in_words(
+    code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "broken_module_of_mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=f"cannot be imported .{says}"):
+        build(Model(name="broken_module_of_mine:model"), (3, 8, 8), 10)
 
 
 @pytest.fixture

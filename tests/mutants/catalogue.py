@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from tests.mutants import accounting, audits, core, data, pruning, runs, tuning
+from tests.mutants import accounting, audits, core, data, pruning, review, runs, tuning
 from tests.mutants.values import Mutant
 
 ALL: tuple[Mutant, ...] = (
     *core.MUTANTS, *pruning.MUTANTS, *runs.MUTANTS, *data.MUTANTS, *accounting.MUTANTS, *tuning.MUTANTS,
-    *audits.MUTANTS,
+    *audits.MUTANTS, *review.MUTANTS,
 )  # fmt: skip
 
 ROWS = [f"{letter}{n}" for letter, last in (("A", 20), ("B", 20), ("C", 11), ("D", 12), ("E", 16)) for n in range(1, last + 1)]

@@ -81,17 +81,20 @@ def private_step(
     record: Record,
     reduce: Reduce = nothing_to_reduce,
 ) -> Step:
-    """Select, sample, record, clip, sum, noise, and divide by the expected batch size.
+    """Record, select, sample, clip, sum, noise, and divide by the expected batch size.
 
     Guarantee: the event is recorded before the first row is read.
     Guarantee: an empty batch is an ordinary step, recorded and noised.
     Guarantee: but for the inputs of `add_noise`, nothing that leaves depends on the data.
     """
+    if settings.exact:
+        now = public(participating(model), "weights that are released or initial")
+        chosen = select(settings.layers, settings.drop, settings.drop_rate, settings.pruned, now, key, step)
+        _grid(settings, model, chosen)  # what exact arithmetic cannot do is refused before it is charged
+    record("train", settings.event)
     weights = public(participating(model), "weights before this step are released or initial")
     masks = select(settings.layers, settings.drop, settings.drop_rate, settings.pruned, weights, key, step)
     units = participants(key, step, settings.num_units, settings.sampling_rate)
-    _check_grid(settings, model, masks)
-    record("train", settings.event)
     total = reduce(_sum(settings, model, loss, read(units), masks, engine))
     noised = add_noise(total, settings.noise_multiplier, masks, key, "train", step)
     divisor = settings.batch_size * (settings.clip if settings.unit_norm and settings.clip < float("inf") else 1.0)
@@ -113,7 +116,8 @@ def dp_snip_release(
     `model` is one whose trained parameters are the connectivity variables (see `sparsedp.pruning`). With batch_size equal
     to num_units every unit takes part and nothing is sampled.
     """
-    _check_grid(settings, model, settings.pruned)
+    if settings.exact:
+        _grid(settings, model, settings.pruned)
     record("dp-snip", settings.event)
     units = participants(key, 0, settings.num_units, settings.sampling_rate, purpose="dp-snip")
     total = reduce(_sum(settings, model, loss, read(units), settings.pruned, engine))
@@ -128,9 +132,3 @@ def _sum(settings: Settings, model: nn.Module, loss: Loss, batch: Iterable[Rows]
 
 def _grid(settings: Settings, model: nn.Module, masks: Masks) -> float:
     return grid_for(settings.noise_multiplier, settings.clip, clipping.selected(participating(model), masks))
-
-
-def _check_grid(settings: Settings, model: nn.Module, masks: Masks) -> None:
-    """What exact arithmetic cannot do is refused before it is charged."""
-    if settings.exact:
-        _grid(settings, model, masks)
