@@ -24,5 +24,7 @@ for batch in private.batches((inputs, targets)):  # in place of a DataLoader: ev
     scheduler.step()
 
 spent = private.spent()
-accuracy = float((model(test_inputs).argmax(1) == test_targets).float().mean())  # on the training data it would be one more release
+accuracy = float(
+    (model(test_inputs).argmax(1) == test_targets).float().mean()
+)  # on the training data it would be one more release
 print(f"accuracy {100 * accuracy:.1f} %, epsilon {spent.epsilon:.3f} at delta {spent.delta:g}")

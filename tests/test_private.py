@@ -233,6 +233,33 @@ def test_two_batches_without_a_step_between_them_are_refused_before_the_second_i
     optimizer.step()
 
 
+def test_a_data_set_is_looked_through_once_so_that_a_loop_of_epochs_does_not_end_with_a_record() -> None:
+    class Spoiling(torch.utils.data.Dataset[Any]):
+        spoilt = False
+
+        def __init__(self) -> None:
+            self.inputs, self.labels = data_of()
+
+        def __len__(self) -> int:
+            return ROWS
+
+        def __getitem__(self, row: int) -> Any:
+            if self.spoilt and row == 3:
+                raise ValueError("broken")
+            return self.inputs[row], self.labels[row]
+
+    _, optimizer, private = ready()
+    rows = Spoiling()
+    for _ in range(2):
+        for batch in private.batches(rows):
+            private.backward(batch)
+            optimizer.step()
+            if private.taken == 3:
+                break
+        rows.spoilt = True
+    assert private.taken == 6
+
+
 def test_empty_batches_are_steps_with_noise_alone() -> None:
     """One example that joins one step in a hundred: nearly every step is noise, is applied, and is charged."""
     model = model_of()

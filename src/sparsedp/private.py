@@ -88,6 +88,7 @@ class Private:
         self._engine: Engine | None = None
         self._on_spend, self._on_plan = on_spend, on_plan
         self._modes: tuple[bool, ...] = ()
+        self._known: tuple[tuple[Any, ...], Source] | None = None
         self._guard = Guard(
             model, optimizer, drops=bool(settings.pruned) or (settings.drop != "none" and settings.drop_rate > 0)
         )
@@ -95,7 +96,7 @@ class Private:
     def batches(self, data: Any, units: Tensor | None = None, collate: Collate | None = None) -> Iterator[Batch]:
         """Poisson-sampled batches until the steps are taken. `data`: two tensors or a map-style data set; `units` numbers each
         row's privacy unit, one row each by default."""
-        source = as_source(data, units, collate)
+        source = self._source_of(data, units, collate)
         require(
             source.num_units == self.settings.num_units, "the data's number of privacy units", source.num_units,
             f"num_examples says {self.settings.num_units}", "state the number that is there",
@@ -140,6 +141,12 @@ class Private:
             )
         self.taken += 1
         self._guard.arm(result.gradient.tensors, result.masks)
+
+    def _source_of(self, *given: Any) -> Source:
+        """The source of what was given, made once: a data set is looked through before anything is spent, and not again."""
+        if self._known is None or not all(a is b for a, b in zip(self._known[0], given, strict=True)):
+            self._known = given, as_source(*given)
+        return self._known[1]
 
     def prepare(self, source: Source) -> Engine:
         """Choose and check everything on made-up rows; done by the first `backward`, and again when modules change their mode."""

@@ -210,10 +210,10 @@ def _unclear(ended: Ended, place: Path) -> str:
 
 
 class Records(Dataset[Any]):
-    """Records of four numbers, some of which break once training has begun."""
+    """Records of four numbers, some of which are broken: from the start, or once training has begun."""
 
-    def __init__(self, how: str, broken: frozenset[int], count: int = 30) -> None:
-        self.how, self.broken, self.begun = how, broken, False
+    def __init__(self, how: str, broken: frozenset[int], count: int = 30, begun: bool = False) -> None:
+        self.how, self.broken, self.begun = how, broken, begun
         self.inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
@@ -235,6 +235,8 @@ class Records(Dataset[Any]):
 HOW = (
     "not a number", "infinite", "huge", "of another shape", "of another type", "raises", "labelled out of range", "alone",
 )  # fmt: skip
+UNLIKE = ("of another shape", "of another type", "raises")
+"""What is seen when a data set is read before the first event."""
 
 
 def records(count: int, seed: int = 17) -> Iterator[Outcome]:
@@ -244,14 +246,21 @@ def records(count: int, seed: int = 17) -> Iterator[Outcome]:
     for number in range(count):
         how = HOW[number % len(HOW)]
         broken = frozenset(own.sample(range(1, 30), own.choice((1, 3, 28, 29)))) if how != "alone" else frozenset()
-        data = Records(how, broken, 1 if how == "alone" else 30)
+        from_start = number // len(HOW) % 2 == 1
+        data = Records(how, broken, 1 if how == "alone" else 30, from_start)
         ended = children.run(lambda data=data: _loop(data))  # type: ignore[misc]
-        wrong = "" if (ended.how, ended.text, len(ended.noised)) == ("done", "3", 3) else f"it {ended.how}: {ended.text}"
         said = {"raises": "records that raise when they are read", "alone": "one record alone"}.get(
             how, f"records that are {how}"
         )
-        came = "it trains" if how == "alone" else "they count as zero, in silence"
-        yield Outcome(f"data: {said}", f"{len(broken)} of {len(data)}", f"{came}; the ledger is whole", wrong)
+        if from_start and how in UNLIKE:
+            came, wrong = "a sentence without data, before any sum was noised", unclear(ended, Path("/"))
+            wrong = wrong or (f"it quotes data: {ended.text}" if re.search(r"\d\.\d", ended.text) else "")
+            wrong = wrong or ("something was spent" if ended.noised else "")
+        else:
+            came = "it trains; the ledger is whole" if how == "alone" else "they count as zero, in silence; the ledger is whole"
+            wrong = "" if (ended.how, ended.text, len(ended.noised)) == ("done", "3", 3) else f"it {ended.how}: {ended.text}"
+        when = "" if how == "alone" else ", from the start" if from_start else ", once training has begun"
+        yield Outcome(f"data: {said}{when}", f"{len(broken)} of {len(data)}", came, wrong)
 
 
 def _loop(data: Records) -> str:

@@ -83,7 +83,8 @@ def by_one_image(world: World, count: int, seed: int = 12) -> Iterator[Outcome]:
                 "an image kills every worker, once training has begun",
                 "a sentence that names no file, then resumed to the same bytes",
             )
-            wrong = "" if ended.how == "done" else unclear(ended, world.place)  # done: no later batch had it
+            wrong = "" if ended.how == "done" else unclear(ended, world.place)
+            came = "no later batch had it; the same bytes" if ended.how == "done" else came
             wrong = wrong or ("the file is named" if victim in ended.text else "") or finish(world, folder, ended.noised)
         world.forget(folder)
         yield Outcome(kind, victim, came, wrong)

@@ -63,7 +63,7 @@ PARTS = (
     Part("stop", "asked to", lambda w, f, whole: clocks.asked_to_stop(w, 24 if whole else 3)),
     Part("data", "files", lambda w, f, whole: datasets.files(_one(w), 120 if whole else 8)),
     Part("data", "folders", lambda w, f, whole: datasets.folders(_one(w), 40 if whole else 8)),
-    Part("data", "records", lambda w, f, whole: datasets.records(48 if whole else 8)),
+    Part("data", "records", lambda w, f, whole: datasets.records(48 if whole else 16)),
 )
 REDUCED = ("random", "exact")
 

@@ -117,7 +117,7 @@ def page(found: Sequence[Result]) -> str:
     )  # fmt: skip
     lines = [_row(result.report) for result in found]
     bad = [f"- {r.target}, input {f.number}: {f.kind}: {f.said}\n" for r in reports for f in r.failures]
-    return "".join([heading, *lines, *(["\n## Failures\n\n"] if bad else []), *bad, _fewer(found)])
+    return "".join([heading, *lines, *(["\n## Failures\n\n"] if bad else []), *bad, _fewer(found), _missing(found)])
 
 
 def _one(values: set[int]) -> str:
@@ -138,6 +138,12 @@ def _fewer(found: Sequence[Result]) -> str:
     fewer = [f"- {r.report.target}: {r.report.inputs:,}\n" for r in found if r.report.inputs < most]
     shares = ", ".join(f"{target.name} ({100 * target.share:g}%)" for target in TARGETS if target.share < 1)
     return FEWER.format(fewer="".join(fewer), shares=shares) if fewer else ""
+
+
+def _missing(found: Sequence[Result]) -> str:
+    """Which targets there are no figures of."""
+    missing = BY_NAME.keys() - {result.report.target for result in found}
+    return f"\nNot in these figures: {', '.join(sorted(missing))}.\n" if missing else ""
 
 
 def _machine() -> str:

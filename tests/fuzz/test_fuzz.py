@@ -94,4 +94,5 @@ def test_the_command_fails_when_an_input_does(monkeypatch, capsys, tmp_path: Pat
 
 def test_a_page_is_made_of_what_several_calls_found():
     results = [Result(Report(name, 10, 4, 6, [], 0.5, 1.0), 10, 1) for name in ("config", "idx")]
+    assert "Not in these figures: budget, " in page(results)
     assert [line.split(" | ")[0] for line in page(results).splitlines() if line.startswith("| ")][1:] == ["| config", "| idx"]
