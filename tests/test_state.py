@@ -199,6 +199,8 @@ ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "steps below zero": lambda kept: kept["progress"].update(taken=-1),
     "endless seconds": lambda kept: kept["progress"].update(seconds=float("nan")),
     "a text for the rate": lambda kept: kept["optimizer"]["param_groups"][0].update(lr="0.1"),
+    "a rate beyond every tensor": lambda kept: kept["optimizer"]["param_groups"][0].update(lr=1e308),
+    "a rate that is no number": lambda kept: kept["optimizer"]["param_groups"][0].update(lr=float("nan")),
     "no rate": lambda kept: kept["optimizer"]["param_groups"][0].pop("lr"),
     "momentum in a list": lambda kept: kept["optimizer"]["state"][0].update(exp_avg=[1.0]),
     "momentum of another shape": lambda kept: kept["optimizer"]["state"][0].update(exp_avg=torch.zeros(7, 7)),

@@ -179,10 +179,11 @@ def _check_loaded(learner: Learner, before: Mapping[str, Any]) -> None:
 
 
 def _alike(old: object, new: object) -> bool:
-    """Two values of one type; lists and tuples of one length, entry by entry."""
+    """Two values of one type, floats that a tensor can hold; lists and tuples of one length, entry by entry."""
     if isinstance(old, list | tuple) and type(old) is type(new):
         return len(old) == len(new) and all(map(_alike, old, new))  # type: ignore[arg-type]
-    return type(old) is type(new)
+    held = not isinstance(new, float) or abs(new) <= torch.finfo(torch.float32).max
+    return type(old) is type(new) and (held or old == new)
 
 
 def _goes_with(value: Tensor, parameter: Tensor) -> bool:

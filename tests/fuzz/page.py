@@ -76,7 +76,8 @@ own, beside those of the code that was at fault.
 - Ledgers and JSON nested to great depth overflowed the stack; counts and numbers of 400 digits overflowed floats.
 - A run's configuration with settings of another kind, plans of the engine with numbers for names, steps that are no numbers, and
   metrics that are no text ended in tracebacks. Kinds are now checked where they are read.
-- A checkpoint whose optimiser has settings or state of another kind was taken up, and failed at the next step.
+- A checkpoint whose optimiser has settings or state of another kind, or a rate beyond what a tensor holds, was taken up, and failed at the next
+  step.
 - A mask file with numbers of eight bits, which numpy does not have, and a clipping norm of 400 digits ended in tracebacks.
 - A privacy statement could name any file of the machine to be compared with a checksum; now it names those that a run writes.
 - A summary without an accuracy, or a score that is no number, ended `doctor` and `tune` in a traceback.
