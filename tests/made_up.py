@@ -109,7 +109,7 @@ def as_rows(units: Sequence[Sequence[tuple[Tensor, Tensor]]], dtype: torch.dtype
     pairs = [pair for unit in units for pair in unit]
     if not pairs:
         return Rows.make(torch.zeros(0, *SHAPE, dtype=dtype), torch.zeros(0, dtype=torch.int64))
-    numbers = torch.tensor([i for i, unit in enumerate(units) for _ in unit])
+    numbers = torch.tensor([i for i, unit in enumerate(filter(None, units)) for _ in unit])  # every number has a row
     return Rows.make(torch.stack([x for x, _ in pairs]).to(dtype), torch.stack([y for _, y in pairs]), numbers)
 
 

@@ -86,7 +86,11 @@ def _runs(tuning: Mapping[str, Any], delta: float) -> str:
         return ""
     said = []
     if every > naked:
-        bound = "more than any epsilon can tell" if total is None or math.isinf(total) else f"epsilon {total:.4g} at delta {delta:g}"
+        bound = (
+            "more than any epsilon can tell"
+            if total is None or math.isinf(total)
+            else f"epsilon {total:.4g} at delta {delta:g}"
+        )
         said.append(f"{_count(every - naked)} on these data, {'together ' if every - naked > 1 else ''}{bound}")
     if naked:
         said.append(f"{_count(naked)} that {'is' if naked == 1 else 'are'} not private, for which no epsilon holds")

@@ -127,7 +127,8 @@ def test_patterns_choose_others() -> None:
     assert [(layer.name, layer.by_filter) for layer in chosen] == [
         ("0.bias", False), ("1.bias", False), ("3.weight", True), ("5.bias", False),
     ]  # fmt: skip
-    assert maskable_layers(model, "weight", ["nothing"]) == ()
+    with pytest.raises(UsageError, match="the maskable pattern is 'nothing', but no trained parameter has such a name"):
+        maskable_layers(model, "weight", ["*.bias", "nothing"])
     with pytest.raises(UsageError, match="granularity is 'channel'"):
         maskable_layers(model, "channel")
     with pytest.raises(UsageError, match="maskable parameter scale"):

@@ -31,7 +31,8 @@ def memory_in_words() -> Iterator[None]:
 def sheltered(engine: Engine) -> Engine:
     """The engine, but where a record makes the loss or the model raise, the unit of that record counts as zero, in silence.
 
-    Made-up rows have passed by then, so what raises is the record; whether a run ends must not depend on one.
+    Made-up rows have passed by then, so what raises is the record; whether a run ends must not depend on one. The others of its
+    part go through the same engine as ever, one by one, so that their gradients are what they are without that record.
     """
 
     def run(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
@@ -42,9 +43,12 @@ def sheltered(engine: Engine) -> Engine:
                 raise
         total = {name: torch.zeros_like(p, dtype=wide(p.dtype)) for name, p in participating(model).items()}
         for inputs, targets in rows.of_each_unit():
-            for name, tensor in unless_it_raises(reference, model, loss, one_unit(inputs, targets), masks, clip).items():
+            for name, tensor in alone(model, loss, one_unit(inputs, targets), masks, clip).items():
                 total[name] += tensor
         return total
+
+    def alone(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
+        return unless_it_raises(engine, model, loss, rows, masks, clip) or unless_it_raises(reference, model, loss, rows, masks, clip)
 
     return run
 
