@@ -94,7 +94,7 @@ def test_public_numbers_have_these_names_and_no_others(tmp_path: Path, data: Pat
     assert all(set(line) == {"step", "epsilon", "last", "average"} for line in lines)
     assert set(summary) == {
         "accuracy", "accuracy_average", "epsilon", "delta", "accountant", "neighbouring", "private", "stamp", "steps", "batch_size",
-        "num_units", "noise_multiplier", "seconds", "throughput", "metrics", "versions",
+        "num_units", "noise_multiplier", "seconds", "throughput", "metrics", "versions", "warnings",
     }  # fmt: skip
     assert set(stated["mechanism"]) == {
         "clip", "noise_multiplier", "steps", "sampling_rate", "batch_size", "num_units", "views", "noise_on", "divisor",

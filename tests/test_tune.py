@@ -277,7 +277,7 @@ def test_the_ledger_and_the_budget_are_written_before_the_first_trial(
         (entry,) = Ledger.from_json(read(tmp_path / "run" / "public" / "ledger.json")).entries
         assert isinstance(entry.event, dp.dp_event.RepeatAndSelectDpEvent) and entry.event.mean == MEAN
         (booked,) = read(next(account.glob("*.json")))["runs"].values()
-        assert booked == {"finished": False, "ledger": [*Ledger((entry,)).to_json()]}
+        assert booked == {"finished": False, "private": False, "ledger": [*Ledger((entry,)).to_json()]}  # its key is given
         return trains(*args, **kwargs)
 
     def check(dataset: Any) -> Any:

@@ -88,7 +88,7 @@ def add_to_statement(report: Report, run_dir: Path) -> None:
     whole = {**stated, "audit": kept}
     try:
         statement.page(whole)
-    except (KeyError, TypeError, AttributeError, ValueError, LookupError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         raise UsageError(
             f"The privacy statement of {run_dir} cannot be read ({type(error).__name__}); restore it, or train again."
         ) from error
