@@ -23,10 +23,11 @@ def mnist() -> Run:
     """The demo: MNIST from scratch at epsilon 1."""
     return Run(
         data=Data(name="mnist"),
-        sparsity=Sparsity(prune="synflow", prune_rate=0.3, drop="random", drop_rate=0.3),
-        mechanism=Mechanism(epsilon=1.0, steps=250, batch_size=4096),
-        optim=Optim(lr=2.0, momentum=0.0, average_decay=0.99),
-        runtime=Runtime(evaluate_every=50),
+        model=Model(name="norm_cnn"),
+        sparsity=Sparsity(prune="synflow", prune_rate=0.1, drop="random", drop_rate=0.1),
+        mechanism=Mechanism(epsilon=1.0, steps=220, batch_size=2048, clip=0.2),
+        optim=Optim(lr=5.0, average_decay=0.95),
+        runtime=Runtime(evaluate_every=55),
     )
 
 
