@@ -48,7 +48,9 @@ def sheltered(engine: Engine) -> Engine:
         return total
 
     def alone(model: nn.Module, loss: Loss, rows: Rows, masks: Masks, clip: float) -> dict[str, Tensor]:
-        return unless_it_raises(engine, model, loss, rows, masks, clip) or unless_it_raises(reference, model, loss, rows, masks, clip)
+        return unless_it_raises(engine, model, loss, rows, masks, clip) or unless_it_raises(
+            reference, model, loss, rows, masks, clip
+        )
 
     return run
 
