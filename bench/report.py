@@ -31,8 +31,11 @@ def write(results: Path, docs: Path) -> None:
         return makers[kind](name)
 
     docs.mkdir(parents=True, exist_ok=True)
-    (docs / "performance.md").write_text(re.sub(r"<!-- fill: (.+?) -->", filled, PROSE.read_text()))
     plots.draw(found, docs / "figures")
+    text = re.sub(r"<!-- fill: (.+?) -->", filled, PROSE.read_text())
+    (docs / "performance.md").write_text(
+        re.sub(r"!\[[^]]*\]\(([^)]+)\)\n\n", lambda m: m[0] if (docs / m[1]).exists() else "", text)
+    )
 
 
 def table(measured: Measured) -> str:

@@ -20,7 +20,7 @@ What becomes of damaged and hostile input: {inputs:,} inputs, {failures} failure
     python -m tests.fuzz --inputs {asked} --seed {seed} --json fuzz.json --write docs/fuzzing.md
 
 or by several such calls, each of some targets (`--only NAME ...`), whose results come together in the file that `--json` names.
-`make test` tries 10,000 inputs of every target with seed 1, other inputs than these; `make fuzz` tries 100,000.
+`make test` tries 10,000 inputs of every target (of four a share, see below) with seed 1, other inputs than these; `make fuzz` tries 100,000.
 
 ## What is read
 
