@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.numbers import LIMIT, Measured, memory_ratio, named, peak, per_row, ratio
+from bench.ratios import LIMIT, Measured, memory_ratio, named, peak, per_row, ratio
 
 BLUE, RED, GREEN, GREY = "#4477aa", "#cc6677", "#228833", "#777777"
 SCALINGS = (("scaling_small_cnn", "small_cnn", BLUE), ("scaling_wrn_16_4", "WRN-16-4", RED))

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 
 from bench import measuring, plots
-from bench.numbers import FULL_STEP, LIMIT, Measured, full_step, memory_ratio, named, peak, per_row, ratio
 from bench.parts import DEFAULT, GPU
+from bench.ratios import FULL_STEP, LIMIT, Measured, full_step, memory_ratio, named, peak, per_row, ratio
 from bench.targets import targets
 
 PROSE = Path(__file__).parent / "performance.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from bench.numbers import Measured, full_step, memory_ratio, ratio
+from bench.ratios import Measured, full_step, memory_ratio, ratio
 
 Found = Mapping[str, Measured]
 

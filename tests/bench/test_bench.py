@@ -19,7 +19,7 @@ from bench.targets import targets
 from torch import nn
 
 from bench import __main__ as command
-from bench import environments, measuring, numbers, report
+from bench import environments, measuring, ratios, report
 from sparsedp.dp.clipping import Rows, reference
 from sparsedp.models.wrn import WideResNet
 
@@ -96,9 +96,9 @@ def test_an_environment_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyP
 
 def test_ratios_are_within_a_round_and_medians_over_rounds() -> None:
     found = measured(TOY, [made_up("plain SGD", [1.0, 2.0, 4.0], 100), made_up("fast, dense", [2.0, 6.0, 4.0], 150)])
-    assert numbers.ratio(found, "fast, dense") == 2.0
-    assert numbers.memory_ratio(found, "fast, dense") == 1.5
-    assert numbers.ratio(found, "nobody") is None
+    assert ratios.ratio(found, "fast, dense") == 2.0
+    assert ratios.memory_ratio(found, "fast, dense") == 1.5
+    assert ratios.ratio(found, "nobody") is None
     assert "| fast, dense | 400 | 200 to 600 | 2.00x | 1.50x | 0 |" in report.table(found)
 
 

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from sparsedp.dp.masks import combine, dropped_count, expand, keep_top, kept_count, maskable_layers, participating, restrict
+from sparsedp.dp.masks import (
+    combine,
+    dropped_count,
+    expand,
+    keep_top,
+    kept_count,
+    kth,
+    maskable_layers,
+    participating,
+    restrict,
+)
 from sparsedp.errors import UsageError
 from tests.made_up import build
 
@@ -140,3 +150,22 @@ def test_scores_of_any_width_are_ranked(dtype: torch.dtype) -> None:
     scores = torch.tensor([[0.5, -1.0, 2.0], [2.0, 0.25, 1.0]], dtype=dtype)
     assert keep_top(scores, 3).int().tolist() == [[0, 0, 1], [1, 0, 1]]
     assert keep_top(scores, 1).int().tolist() == [[0, 0, 1], [0, 0, 0]], "a tie falls to the lower place"
+
+
+MANY = 2**20 + 7
+OF_MANY = {
+    "normal": lambda g: torch.randn(MANY, generator=g),
+    "ties": lambda g: torch.randint(0, 3, (MANY,), generator=g).float(),
+    "mostly zero": lambda g: torch.randn(MANY, generator=g) * (torch.rand(MANY, generator=g) < 0.01),
+    "ascending": lambda g: torch.arange(MANY, dtype=torch.float32),
+    "a sample that misleads": lambda g: torch.where(torch.arange(MANY) % (MANY // 2**16) == 0, 1e3, 0.0) + torch.rand(MANY, generator=g),
+    "infinite": lambda g: torch.where(torch.rand(MANY, generator=g) < 0.5, torch.inf, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_MANY)
+def test_of_many_values_the_one_at_a_place_is_exact(kind: str) -> None:
+    values = OF_MANY[kind](torch.Generator().manual_seed(0))
+    ranked = values.sort().values
+    for place in (0, 1, MANY // 1000, MANY // 2, MANY - MANY // 100, MANY - 1):
+        assert kth(values, place) == float(ranked[place])

@@ -176,4 +176,29 @@ def _kth_largest(ranked: Tensor, count: int) -> Tensor:
         return torch.kthvalue(ranked, ranked.numel() - count + 1).values
     place = ranked.numel() - count
     values = ranked.float() if ranked.dtype == torch.bfloat16 else ranked  # which numpy does not know
-    return torch.from_numpy(np.partition(values.numpy(), place)[place : place + 1])[0]
+    return torch.tensor(kth(values.detach(), place), dtype=values.dtype)
+
+
+_MANY, _SAMPLE, _MARGIN = 2**20, 2**16, 2**10
+
+
+def kth(values: Tensor, place: int) -> float:
+    """What stands at `place` when the values (on the CPU, none of them NaN) are sorted; of many, only a narrow range is sorted.
+
+    A sample says where to look. Should it mislead, all are sorted: the answer is exact in any case.
+    """
+    if len(values) < _MANY:
+        return float(np.partition(values.numpy(), place)[place])
+    sample = values[:: len(values) // _SAMPLE].sort().values
+    near = place * len(sample) // len(values)
+    low, high = sample[max(near - _MARGIN, 0)], sample[min(near + _MARGIN, len(sample) - 1)]
+    below = int(torch.count_nonzero(values <= low))
+    if place < below:
+        if place >= int(torch.count_nonzero(values < low)):
+            return float(low)  # many are alike there, such as all that an earlier round has pruned
+        below, inside = 0, values
+    else:
+        inside = values[(values > low) & (values <= high)]
+        if place >= below + len(inside):
+            below, inside = 0, values
+    return float(np.partition(inside.numpy(), place - below)[place - below])

@@ -15,11 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.dp.masks import Layer, Masks, keep_top, kept_count
+from sparsedp.dp.masks import Layer, Masks, keep_top, kept_count, kth
 from sparsedp.dp.randomness import Key, uniform
 from sparsedp.dp.values import Released
 from sparsedp.errors import require, wrong
@@ -163,8 +162,7 @@ def top(flat: Tensor, count: int) -> Tensor:
     """`keep_top`, with fewer passes over tens of millions of scores."""
     if flat.device.type != "cpu" or not 0 < count < flat.numel() or bool(flat.amax().isnan()):
         return keep_top(flat, count)
-    values, place = flat.numpy(), flat.numel() - count
-    threshold = float(np.partition(values, place)[place])
+    threshold = kth(flat, flat.numel() - count)
     chosen = flat >= threshold
     surplus = int(torch.count_nonzero(chosen)) - count
     if surplus:
