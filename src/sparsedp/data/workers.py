@@ -58,16 +58,19 @@ class Decoder:
             return error
 
     def _there(self, encoded: Encoded) -> Pixels | Undecodable:
-        for _ in range(CRASHES):
-            worker = self._idle.get()
-            try:
-                return worker.decode(encoded, self.channels, self.size)
-            except (OSError, EOFError, ValueError):  # ValueError: not an answer, or a pipe closed before
-                worker.stop()
-                worker = _Worker()
-            finally:
-                self._idle.put(worker)
-        return Unreadable("the decoder crashed on it")
+        worker = self._idle.get()
+        try:
+            for _ in range(CRASHES):
+                if worker.is_dead:  # somebody killed it while it had nothing to do
+                    worker.stop()
+                    worker = _Worker()
+                try:
+                    return worker.decode(encoded, self.channels, self.size)
+                except (OSError, EOFError, ValueError):  # ValueError: not an answer, or a pipe closed before
+                    worker.stop()
+            return Unreadable("the decoder crashed on it")
+        finally:
+            self._idle.put(worker)
 
     def _started(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -111,6 +114,10 @@ class _Worker:
         if len(body) < channels * size * size * np.dtype(kind).itemsize:
             raise EOFError
         return np.frombuffer(body, kind).reshape(channels, size, size)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._child.poll() is not None
 
     def stop(self) -> None:
         self._child.kill()
