@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 
 import sparsedp
 from sparsedp import keys
+from sparsedp.dp.clipping import Rows
+from sparsedp.engines.care import sheltered
 from sparsedp.errors import UsageError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -177,3 +179,17 @@ def test_adafactor_is_refused_where_coordinates_are_dropped() -> None:
             model, torch.optim.Adafactor(model.parameters()), LOSS, num_examples=N, batch_size=5, noise_multiplier=1.0, steps=2,
             delta=1e-3, drop="random", drop_rate=0.5,
         )  # fmt: skip
+
+
+def test_the_others_of_a_part_go_through_the_same_engine() -> None:
+    """An engine with factors of its own: were they handed to the reference, one record would change what all others weigh."""
+    model = nn.Linear(2, 3)
+
+    def engine(model: nn.Module, loss: Any, rows: Rows, masks: Any, clip: float) -> dict[str, Tensor]:
+        if int(rows.targets.max()) > 2:
+            raise IndexError("a label that is no class")
+        return {name: torch.full_like(p, 0.25 * rows.units) for name, p in model.named_parameters()}
+
+    rows = Rows.make(torch.randn(3, 2), torch.tensor([0, 99, 2]), torch.arange(3))
+    found = sheltered(engine)(model, nn.CrossEntropyLoss(reduction="none"), rows, {}, 1.0)
+    assert all(torch.equal(tensor, torch.full_like(tensor, 0.5)) for tensor in found.values()) and len(found) == 2

@@ -31,7 +31,7 @@ from sparsedp.training import Stopped, train
 from tests import whole_runs
 from tests.data.pictures import made_up, save_folder
 from tests.replay import assert_no_leak, replayed, tensors_of
-from tests.whole_runs import SPARSE, STEPS, UNITS, after, go, images, in_a_child, published, same_public, stopped, tiny
+from tests.whole_runs import SPARSE, STEPS, UNITS, Heard, after, go, images, in_a_child, published, same_public, stopped, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -294,20 +294,6 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_the_same(tmp_path: Path,
     go(run, tmp_path / "cut", reporter=said)
     assert any("step-00000005.state is damaged" in note for note in said.notes)
     same_public(tmp_path / "whole", tmp_path / "cut")
-
-
-class Heard(training.Silence):
-    """A reporter that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.steps: list[int] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def step(self, taken: int) -> None:
-        self.steps.append(taken)
 
 
 def test_what_the_operator_is_told_is_kept_for_one_who_was_not_there(tmp_path: Path, data: Path) -> None:

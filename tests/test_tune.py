@@ -538,18 +538,8 @@ def test_data_that_are_refused_leave_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists() and not Path(f"{tmp_path / 'run'}-home").exists()
 
 
-class Hears(training.Silence):
-    """Remembers what a reporter is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.steps: list[int] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def step(self, taken: int) -> None:
-        self.steps.append(taken)
+class Hears(whole_runs.Heard):
+    """Must never be told how good a trial is."""
 
     def evaluated(self, taken: int, results: dict[str, Metrics]) -> None:  # type: ignore[override]
         raise AssertionError("how good a trial is was shown")

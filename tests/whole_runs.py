@@ -95,6 +95,20 @@ def go(run: Run, folder: Path, stop: Callable[[], bool] = lambda: False, **more:
             os.environ["SPARSEDP_HOME"] = before
 
 
+class Heard(training.Silence):
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.steps: list[int] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def step(self, taken: int) -> None:
+        self.steps.append(taken)
+
+
 def after(steps: int) -> Callable[[], bool]:
     """A `stop` that says yes after so many steps."""
     asked = 0
